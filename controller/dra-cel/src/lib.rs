@@ -1,0 +1,1 @@
+//! The device environment of DRA's CEL: quantities, versions, metering.

@@ -1,0 +1,1 @@
+//! Snapshot and demand in, plan and explanation out; pure.

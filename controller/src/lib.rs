@@ -1,0 +1,1 @@
+//! Reconciles InferenceService orders into served endpoints on planned GPU placements.

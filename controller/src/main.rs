@@ -1,0 +1,3 @@
+//! The thin shell around the library.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! InferenceService and InferenceServiceClass: types, conditions, reasons, events.

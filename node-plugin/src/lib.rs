@@ -1,0 +1,1 @@
+//! The DRA kubelet plugin: GPUs as ResourceSlices, claims as devices.

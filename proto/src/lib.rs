@@ -1,0 +1,1 @@
+//! The kubelet's gRPC contracts for DRA drivers: registration, node service, health.

@@ -1,0 +1,1 @@
+//! Harness and tests on a real API server and a real cluster.

@@ -1,0 +1,112 @@
+//! What an order asks for, after its class, model and recipe are resolved.
+
+use std::collections::BTreeMap;
+
+use dra_cel::Quantity;
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::{OrderRef, TaintEffect};
+
+/// What one order needs, and what its class allows it to have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Demand {
+    /// The order itself: what its own claims hold counts as available to it.
+    pub order: OrderRef,
+    /// Memory by number of devices per replica: one row for each number that
+    /// both the class (`maxAcceleratorCount`) and the runtime allow. More
+    /// devices need less each, so rows are tried in ascending order.
+    pub memory: Vec<MemoryNeed>,
+    /// Whether a replica may have a device alone, share it, or either.
+    pub sharing_modes: Vec<SharingMode>,
+    /// Whether whole devices, partitions or both may be used.
+    pub placement_types: Vec<PlacementType>,
+    /// Names of the only device classes allowed; `None` allows all of them.
+    #[serde(default)]
+    pub device_class_names: Option<Vec<String>>,
+    /// The class's CEL selectors; a device must match all of them.
+    #[serde(default)]
+    pub selectors: Vec<String>,
+    /// The smallest and largest share that the class allows.
+    #[serde(default)]
+    pub share_bounds: ShareBounds,
+    /// How many replicas.
+    pub replicas: ReplicaBounds,
+    /// Tolerations of the claim, for taints of devices.
+    #[serde(default)]
+    pub device_tolerations: Vec<Toleration>,
+    /// Tolerations of the pod, for taints of nodes.
+    #[serde(default)]
+    pub node_tolerations: Vec<Toleration>,
+    /// Labels that the pod's node must have.
+    #[serde(default)]
+    pub node_selector: BTreeMap<String, String>,
+}
+
+/// Memory that a replica needs on each device when it has this many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryNeed {
+    /// Devices per replica; at least one.
+    pub devices: u32,
+    /// Bytes on each device: weights, cache and what the runtime itself takes.
+    pub bytes_per_device: u64,
+}
+
+/// How a replica holds its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SharingMode {
+    /// Nobody else uses the device or partition.
+    Dedicated,
+    /// Several claims use portions of one device at once.
+    Shared,
+}
+
+/// What a replica is placed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PlacementType {
+    /// A partition that hardware isolates (a MIG instance).
+    Partition,
+    /// A whole physical device.
+    WholeDevice,
+}
+
+/// Bounds on the memory of a share.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ShareBounds {
+    /// The least.
+    #[serde(default)]
+    pub min: Option<Quantity>,
+    /// The most.
+    #[serde(default)]
+    pub max: Option<Quantity>,
+}
+
+/// How many replicas an order wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplicaBounds {
+    /// The order needs these to be complete.
+    pub min: u32,
+    /// The order may grow to these; a plan counts places up to here.
+    pub max: u32,
+}
+
+/// A toleration, of a claim for device taints or of a pod for node taints.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Toleration {
+    /// Key; `None` with `exists` tolerates every taint.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// `true` is the operator `Exists`, `false` is `Equal`.
+    #[serde(default)]
+    pub exists: bool,
+    /// Value that must be equal, unless `exists`.
+    #[serde(default)]
+    pub value: String,
+    /// The only effect tolerated; `None` tolerates each.
+    #[serde(default)]
+    pub effect: Option<TaintEffect>,
+}

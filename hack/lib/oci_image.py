@@ -3,7 +3,7 @@
 
 The archive holds one uncompressed layer and loads with `docker load`, `ctr images import` and
 `kind load image-archive`. The same input gives the same bytes: names are sorted, times are zero
-and files belong to root, so an image's digest changes only when its content does.
+and files belong to root unless asked otherwise, so an image's digest changes only when its content does.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def walk(root):
             pending.extend(os.path.join(relative, child) for child in children)
 
 
-def tar_entry(tar, name, path, hardlinks):
+def tar_entry(tar, name, path, hardlinks, preserve_owners):
     """The normalised tar header of one path, or None for what an image cannot hold."""
     status = os.lstat(path)
     if stat.S_ISSOCK(status.st_mode):
@@ -72,18 +72,19 @@ def tar_entry(tar, name, path, hardlinks):
         first = hardlinks.setdefault((status.st_dev, status.st_ino), name)
         if first != name:
             info.type, info.linkname, info.size = tarfile.LNKTYPE, first, 0
-    info.uid = info.gid = 0
+    if not preserve_owners:
+        info.uid = info.gid = 0
     info.uname = info.gname = ""
     info.mtime = 0
     return info
 
 
-def write_layer(root, out):
+def write_layer(root, out, preserve_owners=False):
     writer = HashingWriter(out)
     hardlinks = {}
     with tarfile.open(fileobj=writer, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for name, path in walk(root):
-            info = tar_entry(tar, name, path, hardlinks)
+            info = tar_entry(tar, name, path, hardlinks, preserve_owners)
             if info is None:
                 continue
             if info.isreg():
@@ -109,6 +110,8 @@ def image_config(options, layer):
         config["Entrypoint"] = options.entrypoint
     if options.user:
         config["User"] = options.user
+    if options.stop_signal:
+        config["StopSignal"] = options.stop_signal
     if options.label:
         config["Labels"] = dict(options.label)
     return {
@@ -218,6 +221,10 @@ def parse_arguments():
         type=lambda text: assignment(text).split("=", 1),
     )
     parser.add_argument("--workdir", default="/", metavar="DIR", help="default: /")
+    parser.add_argument("--stop-signal", metavar="NAME", help="signal that stops the container")
+    parser.add_argument(
+        "--preserve-owners", action="store_true", help="keep user and group ids instead of 0:0"
+    )
     parser.add_argument(
         "--architecture", default=ARCHITECTURES.get(platform.machine(), platform.machine()),
         help="default: this machine's",
@@ -235,7 +242,7 @@ def main():
     # The digest names the layer inside the archive, so the layer has to be complete before the
     # archive is written; a temporary file beside the output keeps it out of memory.
     with tempfile.TemporaryFile(dir=folder) as layer_file:
-        layer = write_layer(options.root, layer_file)
+        layer = write_layer(options.root, layer_file, options.preserve_owners)
         layer_file.seek(0)
         partial = f"{options.output}.{os.getpid()}.partial"
         try:

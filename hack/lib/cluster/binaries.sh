@@ -1,0 +1,119 @@
+# shellcheck shell=bash disable=SC2034,SC2153,SC2154
+# Go binaries from the modules under hack/tools, kept in the cache by what they are built from.
+
+TOOLS=$ROOT/hack/tools
+export GOFLAGS=-mod=readonly GOWORK=off
+
+ASSETS=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kind helm)
+
+# pinned MODULE PATH: the version of a dependency that a module under hack/tools requires.
+pinned() {
+  grep -oP "(^|\s)\Q$2\E \Kv\S+" "$TOOLS/$1/go.mod"
+}
+
+# Sets module, package, tags, version_flags and cgo for a binary's name.
+binary_recipe() {
+  local containerd=github.com/containerd/containerd/v2
+  local plugins=github.com/containernetworking/plugins/plugins
+  module=node tags='' version_flags='' cgo=0
+  case $1 in
+    kube*) module=kube package=k8s.io/kubernetes/cmd/$1 version_flags=$(kubernetes_version_flags) ;;
+    etcd) package=go.etcd.io/etcd/server/v3 ;;
+    containerd | containerd-shim-runc-v2 | ctr)
+      package=$containerd/cmd/$1 tags=no_btrfs,no_zfs,no_devmapper
+      version_flags="-X $containerd/version.Version=$(pinned node $containerd)"
+      ;;
+    # Without the tag runc refuses every pod, since their default is to ask for seccomp.
+    runc) package=github.com/opencontainers/runc tags=seccomp cgo=1 ;;
+    ptp | loopback) package=$plugins/main/$1 ;;
+    host-local) package=$plugins/ipam/$1 ;;
+    portmap) package=$plugins/meta/$1 ;;
+    coredns) module=coredns package=. ;;
+    crictl) module=crictl package=sigs.k8s.io/cri-tools/cmd/crictl ;;
+    local-path-provisioner) module=$1 package=github.com/rancher/$1 ;;
+    kind) module=kind package=sigs.k8s.io/kind ;;
+    helm) module=helm package=helm.sh/helm/v4/cmd/helm ;;
+    *) die "no recipe to build $1" ;;
+  esac
+}
+
+# A component without a version falls back to the feature gates of an unknown release.
+kubernetes_version_flags() {
+  local version package=k8s.io/component-base/version
+  version=$(pinned kube k8s.io/kubernetes)
+  local minor=${version#v*.}
+  printf -- '-X %s.gitVersion=%s -X %s.gitMajor=1 -X %s.gitMinor=%s -X %s.gitTreeState=clean' \
+    $package "$version" $package $package "${minor%%.*}" $package
+}
+
+# The key of a module's binaries: its pins, its sources, the recipe and the compiler.
+module_key() {
+  (
+    cd "$TOOLS/$1" || exit
+    sha256sum go.mod go.sum
+    find . -name '*.go' -exec sha256sum {} + | sort
+    declare -f binary_recipe kubernetes_version_flags compile
+    go env GOVERSION GOARCH
+  ) | hash_text
+}
+
+# Reading the key of a module takes a moment, and a run asks for the same ones many times.
+declare -A module_folders
+find_module_folder() {
+  [[ -n ${module_folders[$1]:-} ]] ||
+    module_folders[$1]=$CACHE/build/$1-$(module_key "$1")
+}
+
+compile() {
+  cd "$TOOLS/$module" || exit
+  CGO_ENABLED=$cgo go build -trimpath -buildvcs=false -tags "$tags" \
+    -ldflags "-s -w $version_flags" -o "$1" "$package"
+}
+
+compile_in_subshell() {
+  (compile "$1")
+}
+
+# build NAME…: makes the binaries that are not in the cache yet.
+build() {
+  local name module package tags version_flags cgo target
+  for name; do
+    binary_recipe "$name"
+    find_module_folder "$module"
+    target=${module_folders[$module]}/$name
+    [[ ! -x $target ]] || continue
+    require_go
+    if ((cgo)); then
+      install_missing gcc=gcc /usr/include/stdlib.h=libc6-dev /usr/include/seccomp.h=libseccomp-dev \
+        pkg-config=pkg-config
+    fi
+    log "building $name"
+    mkdir -p "${target%/*}"
+    quietly "build-$name" compile_in_subshell "$target.partial"
+    mv "$target.partial" "$target"
+  done
+}
+
+# binary NAME: the path of a binary that `build` made.
+binary() {
+  local module package tags version_flags cgo
+  binary_recipe "$1"
+  find_module_folder "$module"
+  printf '%s\n' "${module_folders[$module]}/$1"
+}
+
+require_go() {
+  command -v go >/dev/null || die "go is missing: install Go and put it on the path"
+}
+
+# One folder with what tests of the API level need, whatever modules it comes from.
+collect_assets() {
+  local name target key
+  key=$(for name in "${ASSETS[@]}"; do binary "$name"; done | hash_text)
+  assets_folder=$CACHE/assets/$key
+  mkdir -p "$assets_folder"
+  for name in "${ASSETS[@]}"; do
+    target=$(binary "$name")
+    [[ $(readlink "$assets_folder/$name") == "$target" ]] || ln -sfn "$target" "$assets_folder/$name"
+  done
+}

@@ -1,0 +1,166 @@
+# shellcheck shell=bash disable=SC2034,SC2153,SC2154
+# The cluster itself: its configuration, its creation, its health.
+
+export KIND_EXPERIMENTAL_PROVIDER=docker
+
+kind() {
+  "$(binary kind)" "$@"
+}
+
+kubectl() {
+  "$(binary kubectl)" --kubeconfig "$KUBECONFIG_FILE" "$@"
+}
+
+# cluster_nodes [DOCKER PS OPTION…]: the containers that are this cluster's nodes.
+cluster_nodes() {
+  docker ps --all --filter "label=io.x-k8s.kind.cluster=$CLUSTER" --format '{{.Names}}' "$@" | sort
+}
+
+worker_name() {
+  (($1 == 1)) && echo "$CLUSTER-worker" || echo "$CLUSTER-worker$1"
+}
+
+fake_gpu_folder() {
+  echo "$STATE/fake-gpu/$(worker_name "$1")"
+}
+
+# worker_topology INDEX: the last file serves all further workers.
+worker_topology() {
+  local index=$(($1 - 1)) last=$((${#topologies[@]} - 1))
+  echo "${topologies[index < last ? index : last]}"
+}
+
+write_kind_config() {
+  local index
+  cat <<EOF
+kind: Cluster
+apiVersion: kind.x-k8s.io/v1alpha4
+name: $CLUSTER
+networking:
+  # Apart from the defaults: a cluster beside or around this one would catch its first calls.
+  podSubnet: 10.212.0.0/16
+  serviceSubnet: 10.213.0.0/16
+EOF
+  write_host_patches
+  echo 'nodes:'
+  echo '  - role: control-plane'
+  for ((index = 1; index <= workers; index++)); do
+    cat <<EOF
+  - role: worker
+    labels:
+      ai.deckhouse.io/gpu: "true"
+    extraMounts:
+      - hostPath: "$(fake_gpu_folder "$index")"
+        containerPath: /opt/fake-gpu
+EOF
+  done
+}
+
+# What the nodes need because of the machine below them.
+write_host_patches() {
+  if [[ ! -f /sys/fs/cgroup/cgroup.controllers ]]; then
+    cat <<'EOF'
+kubeadmConfigPatches:
+  - |
+    kind: KubeletConfiguration
+    failCgroupV1: false
+EOF
+  fi
+  if ! has_all_capabilities; then
+    cat <<'EOF'
+containerdConfigPatches:
+  - |
+    [plugins."io.containerd.grpc.v1.cri"]
+      restrict_oom_score_adj = true
+EOF
+  fi
+}
+
+# Two runs of `up` that print the same ask for the same cluster.
+fingerprint() {
+  local index
+  docker image inspect --format '{{.Id}}' "$node_image"
+  write_kind_config
+  for ((index = 1; index <= workers; index++)); do
+    sha256sum <"$(worker_topology "$index")"
+  done
+}
+
+is_wanted_cluster() {
+  [[ -s $KUBECONFIG_FILE && -n $(cluster_nodes) ]] && fingerprint | cmp -s - "$STATE/fingerprint"
+}
+
+# wait_ready SECONDS: nodes, then what every cluster runs.
+wait_ready() {
+  local namespace workload
+  kubectl wait node --all --for=condition=Ready --timeout="$1s" || return 1
+  for namespace in kube-system local-path-storage; do
+    for workload in $(kubectl --namespace "$namespace" get daemonset,deployment --output name); do
+      kubectl --namespace "$namespace" rollout status "$workload" --timeout="$1s" || return 1
+    done
+  done
+}
+
+# A healthy cluster answers at once; one whose nodes were stopped gets started and some time.
+revive_cluster() {
+  local stopped limit=30
+  stopped=$(cluster_nodes --filter status=exited --filter status=created --filter status=paused)
+  if [[ -n $stopped ]]; then
+    log "starting stopped nodes: ${stopped//$'\n'/ }"
+    # shellcheck disable=SC2086
+    docker start $stopped >/dev/null || return 1
+    limit=120
+  fi
+  wait_until "$limit" api_answers || return 1
+  wait_ready "$limit" >"$LOGS/revive.log" 2>&1
+}
+
+api_answers() {
+  kubectl get --raw /readyz --request-timeout=5s >/dev/null 2>&1
+}
+
+create_cluster() {
+  prepare_fake_gpus
+  write_kind_config >"$STATE/kind.yaml"
+  log "creating the cluster $CLUSTER: one control plane, $workers workers"
+  exit_steps+=(keep_logs_of_failure)
+  quietly kind-create kind create cluster --config "$STATE/kind.yaml" --image "$node_image" \
+    --kubeconfig "$KUBECONFIG_FILE" --wait 180s --retain
+  log "waiting for the nodes and the system's pods"
+  quietly kind-ready expect_ready
+  fingerprint >"$STATE/fingerprint"
+}
+
+expect_ready() {
+  wait_ready 180
+}
+
+# kind would delete the nodes of a failed start, and with them what tells why.
+keep_logs_of_failure() {
+  [[ -s $STATE/fingerprint ]] && return
+  log "keeping the nodes' logs in $LOGS/nodes"
+  rm -rf "$LOGS/nodes"
+  kind export logs --name "$CLUSTER" "$LOGS/nodes" >/dev/null 2>&1 || true
+}
+
+prepare_fake_gpus() {
+  local index folder
+  rm -rf "$STATE/fake-gpu"
+  for ((index = 1; index <= workers; index++)); do
+    folder=$(fake_gpu_folder "$index")
+    log "making the fake GPUs of $(worker_name "$index") from $(worker_topology "$index")"
+    mkdir -p "$folder"
+    # Whatever it leaves running in the background must not hold the lock.
+    quietly "fake-gpu-$index" "$FAKE_GPU_NODE" "$(worker_topology "$index")" "$folder" 9>&-
+  done
+}
+
+delete_cluster() {
+  rm -f "$STATE/fingerprint"
+  if [[ -n $(cluster_nodes) ]]; then
+    log "deleting the cluster $CLUSTER"
+    mkdir -p "$STATE"
+    quietly kind-delete kind delete cluster --name "$CLUSTER" --kubeconfig "$KUBECONFIG_FILE"
+  fi
+  rm -rf "$STATE"
+}

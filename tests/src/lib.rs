@@ -1,1 +1,3 @@
 //! Harness and tests on a real API server and a real cluster.
+
+pub mod hub;

@@ -1,0 +1,523 @@
+//! The topology file: what the node's GPUs are.
+//!
+//! In: the text of a YAML file. Out: a [`Node`], checked and with every default
+//! filled in. Never: a number about a GPU that is not in the file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+/// Why a topology cannot be used: the file, the line, what is wrong and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct TopologyError {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, counted from 1, where one is known.
+    pub line: Option<u64>,
+    /// What is wrong and with which object.
+    pub problem: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl fmt::Display for TopologyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "topology {}", self.path.display())?;
+        if let Some(line) = self.line {
+            write!(f, ", line {line}")?;
+        }
+        write!(f, ": {}; {}", self.problem, self.remedy)
+    }
+}
+
+/// A node's GPUs, ready to answer from.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// The versions that the library reports.
+    pub driver: Driver,
+    /// The GPUs in NVML's order.
+    pub gpus: Vec<Gpu>,
+}
+
+/// One GPU of the node.
+#[derive(Debug, Clone)]
+pub struct Gpu {
+    /// What kind of card it is.
+    pub model: Arc<Model>,
+    /// Where it sits.
+    pub pci: Pci,
+    /// `GPU-…`.
+    pub uuid: String,
+    /// The board's serial number.
+    pub serial: String,
+    /// The minor number of `/dev/nvidia<minor>`.
+    pub minor: u32,
+    /// The NUMA node of the PCI device.
+    pub numa: Option<u32>,
+    /// The PCIe root complex, such as `pci0000:64`.
+    pub root: String,
+    /// The MIG mode before anybody changed it.
+    pub mig_enabled: bool,
+}
+
+/// The versions of driver, NVML and CUDA.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Driver {
+    /// The kernel driver's version.
+    pub version: String,
+    /// NVML's version: CUDA major, then the driver's version.
+    pub nvml: String,
+    /// The CUDA version that the driver serves, `major.minor`.
+    pub cuda: MajorMinor,
+}
+
+/// One GPU model.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Model {
+    /// The product name.
+    pub name: String,
+    /// NVML's brand number (`nvmlBrandType_t`).
+    pub brand: u32,
+    /// NVML's architecture number (`NVML_DEVICE_ARCH_*`).
+    pub architecture: u32,
+    /// The CUDA compute capability, `major.minor`.
+    pub compute_capability: MajorMinor,
+    /// Device id in the upper, vendor id in the lower half.
+    pub pci_device_id: u32,
+    /// Subsystem id in the upper, subsystem vendor id in the lower half.
+    pub pci_subsystem_id: u32,
+    /// Device memory in MiB.
+    pub memory_mib: u64,
+    /// The part of it that the driver keeps, in MiB.
+    pub reserved_mib: u64,
+    /// Power at rest, in watts.
+    pub idle_watts: u32,
+    /// The power limit, in watts.
+    pub limit_watts: u32,
+    /// NVLink links, all active; 0 without NVLink.
+    #[serde(default)]
+    pub nvlinks: u32,
+    /// What MIG offers; absent on a card without MIG.
+    #[serde(default)]
+    pub mig: Option<Mig>,
+}
+
+/// The MIG tables of a model.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Mig {
+    /// Memory slices of the GPU; a power of two.
+    pub memory_slices: u32,
+    /// Compute slices of the GPU, which is also the largest number of MIG devices.
+    pub compute_slices: u32,
+    /// What a change of the MIG mode takes.
+    pub mode_switch: ModeSwitch,
+    /// How the driver numbers GPU instances.
+    pub instance_ids: InstanceIds,
+    /// The GPU instance profiles.
+    pub profiles: Vec<Spanned<Profile>>,
+    /// The compute instance profiles.
+    pub compute_profiles: Vec<ComputeProfile>,
+}
+
+/// What a change of the MIG mode takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ModeSwitch {
+    /// Hopper and later: at once, and forgotten at the next boot.
+    Immediate,
+    /// Ampere: after a GPU reset, and kept over boots.
+    Reset,
+}
+
+/// How the driver numbers GPU instances. Ids form a binary tree over the memory
+/// slices: the whole GPU is 0, its halves 1 and 2, and so on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum InstanceIds {
+    /// From the lowest slice up (A30).
+    Ascending,
+    /// The upper half of each level first (8-slice parts).
+    UpperHalfFirst,
+}
+
+/// One GPU instance profile.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Profile {
+    /// The id that create calls take.
+    pub id: u32,
+    /// The enum value of `nvml.h` under which the profile is looked up.
+    pub nvml_profile: u32,
+    /// The name, such as `1g.10gb`.
+    pub name: String,
+    /// Compute slices.
+    pub slices: u32,
+    /// Usable memory in MiB.
+    pub memory_mib: u64,
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Copy engines.
+    pub copy: u32,
+    /// Video decoders.
+    pub dec: u32,
+    /// Video encoders.
+    #[serde(default)]
+    pub enc: u32,
+    /// JPEG engines.
+    pub jpeg: u32,
+    /// Optical flow engines.
+    pub ofa: u32,
+    /// How many fit on an empty GPU.
+    pub max: u32,
+    /// The memory slices at which an instance may start.
+    pub starts: Vec<u32>,
+    /// The memory slices of one instance.
+    pub size: u32,
+}
+
+/// One compute instance profile.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct ComputeProfile {
+    /// The id that create calls take.
+    pub id: u32,
+    /// The enum value of `nvml.h` under which the profile is looked up.
+    pub nvml_profile: u32,
+    /// Compute slices.
+    pub slices: u32,
+    /// The compute slices at which an instance may start.
+    pub starts: Vec<u32>,
+}
+
+/// Two numbers with a point between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct MajorMinor {
+    /// Before the point.
+    pub major: u32,
+    /// After the point.
+    pub minor: u32,
+}
+
+impl TryFrom<String> for MajorMinor {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.split_once('.')
+            .and_then(|(major, minor)| {
+                Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
+            })
+            .ok_or_else(|| format!("{text:?} is not of the form major.minor, such as \"9.0\""))
+    }
+}
+
+/// A PCI address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Pci {
+    /// The PCI domain.
+    pub domain: u32,
+    /// The bus.
+    pub bus: u8,
+    /// The device.
+    pub device: u8,
+    /// The function.
+    pub function: u8,
+}
+
+impl FromStr for Pci {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (rest, function) = text.rsplit_once('.')?;
+            let mut parts = rest.rsplit(':');
+            let device = u8::from_str_radix(parts.next()?, 16).ok()?;
+            let bus = u8::from_str_radix(parts.next()?, 16).ok()?;
+            // NVML also takes an address without a domain.
+            let domain = match parts.next() {
+                Some(domain) => u32::from_str_radix(domain, 16).ok()?,
+                None => 0,
+            };
+            let function = u8::from_str_radix(function, 16).ok()?;
+            parts.next().is_none().then_some(Self { domain, bus, device, function })
+        };
+        parse().ok_or_else(|| {
+            format!("{text:?} is not a PCI address; write domain:bus:device.function, such as 0000:65:00.0")
+        })
+    }
+}
+
+impl TryFrom<String> for Pci {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for Pci {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
+    }
+}
+
+/// The file as written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct File {
+    driver: Driver,
+    /// What the UUIDs and serial numbers that are not given are derived from: two
+    /// nodes made from one topology differ in it.
+    #[serde(default)]
+    seed: String,
+    models: BTreeMap<String, Model>,
+    gpus: Vec<Spanned<Group>>,
+}
+
+/// GPUs that are alike but for their place.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Group {
+    model: String,
+    #[serde(default)]
+    mig_enabled: bool,
+    devices: Vec<Spanned<Device>>,
+}
+
+/// What differs between the GPUs of a group.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Device {
+    pci: Pci,
+    root: String,
+    numa: Option<u32>,
+    uuid: Option<String>,
+    minor: Option<u32>,
+    serial: Option<String>,
+}
+
+impl Node {
+    /// Reads and checks a topology file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is not YAML of this form, or contradicts itself.
+    pub fn read(path: &Path) -> Result<Self, TopologyError> {
+        let text = std::fs::read_to_string(path).map_err(|error| TopologyError {
+            path: path.to_owned(),
+            line: None,
+            problem: format!("cannot be read: {error}"),
+            remedy: "name a readable topology file in FAKE_NVML_TOPOLOGY".to_owned(),
+        })?;
+        Self::parse(path, &text)
+    }
+
+    /// Checks the text of a topology file; `path` is only named in errors.
+    ///
+    /// # Errors
+    /// When the text is not YAML of this form or contradicts itself.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, TopologyError> {
+        let fail = |line: Option<u64>, problem: String, remedy: &str| TopologyError {
+            path: path.to_owned(),
+            line,
+            problem,
+            remedy: remedy.to_owned(),
+        };
+        let file: File = serde_saphyr::from_str(text).map_err(|error| {
+            let line = error.location().map(|location| location.line());
+            fail(line, error.to_string(), "compare it with tests/fixtures/topologies")
+        })?;
+        let mut models = BTreeMap::new();
+        for (name, model) in file.models {
+            if let Some(mig) = &model.mig {
+                check_mig(&name, &model, mig)
+                    .map_err(|(line, problem, remedy)| fail(line, problem, remedy))?;
+            }
+            models.insert(name, Arc::new(model));
+        }
+        let mut gpus: Vec<Gpu> = Vec::new();
+        for group in file.gpus {
+            let line = Some(group.referenced.line());
+            let group = group.value;
+            let Some(model) = models.get(&group.model) else {
+                let known: Vec<_> = models.keys().map(String::as_str).collect();
+                let problem = format!("the model {:?} is not in models", group.model);
+                return Err(fail(line, problem, &format!("use one of {}", known.join(", "))));
+            };
+            if group.mig_enabled && model.mig.is_none() {
+                let problem = format!("migEnabled on the model {:?}, which has no mig", group.model);
+                return Err(fail(line, problem, "drop migEnabled"));
+            }
+            for device in group.devices {
+                let line = Some(device.referenced.line());
+                let gpu = resolve(device.value, &file.seed, gpus.len(), model, group.mig_enabled);
+                if let Some((problem, remedy)) = conflict(&gpus, &gpu) {
+                    return Err(fail(line, problem, remedy));
+                }
+                gpus.push(gpu);
+            }
+        }
+        Ok(Self { driver: file.driver, gpus })
+    }
+}
+
+fn resolve(
+    device: Device,
+    seed: &str,
+    index: usize,
+    model: &Arc<Model>,
+    mig_enabled: bool,
+) -> Gpu {
+    let pci = device.pci;
+    let id = derive_id(&[seed, &pci.to_string()]);
+    Gpu {
+        model: Arc::clone(model),
+        uuid: device.uuid.unwrap_or_else(|| format!("GPU-{}", dashed(id))),
+        serial: device
+            .serial
+            .unwrap_or_else(|| format!("165{:010}", id % 10_000_000_000)),
+        minor: device.minor.unwrap_or(index as u32),
+        numa: device.numa,
+        root: device.root,
+        pci,
+        mig_enabled,
+    }
+}
+
+/// What a GPU shares with an earlier one that it must not share.
+fn conflict(earlier: &[Gpu], gpu: &Gpu) -> Option<(String, &'static str)> {
+    let shares = |what: &str, value: &dyn fmt::Display| format!("two GPUs have the {what} {value}");
+    for other in earlier {
+        if other.pci == gpu.pci {
+            return Some((shares("PCI address", &gpu.pci), "give each its own pci"));
+        }
+        if other.uuid == gpu.uuid {
+            return Some((shares("UUID", &gpu.uuid), "give each its own uuid, or none"));
+        }
+        if other.minor == gpu.minor {
+            return Some((shares("minor number", &gpu.minor), "give each its own minor, or none"));
+        }
+    }
+    let root_is_named = gpu.root.strip_prefix("pci").and_then(|root| root.split_once(':'));
+    if root_is_named.is_none() {
+        let problem = format!("{:?} of {} is not a PCIe root", gpu.root, gpu.pci);
+        return Some((problem, "write pci<domain>:<bus>, such as pci0000:64"));
+    }
+    None
+}
+
+type Refusal = (Option<u64>, String, &'static str);
+
+fn check_mig(name: &str, model: &Model, mig: &Mig) -> Result<(), Refusal> {
+    if !mig.memory_slices.is_power_of_two() {
+        let problem = format!("model {name:?} has {} memory slices", mig.memory_slices);
+        return Err((None, problem, "use a power of two: instance ids form a tree over them"));
+    }
+    let mut seen: Vec<&Profile> = Vec::new();
+    for spanned in &mig.profiles {
+        let line = Some(spanned.referenced.line());
+        let profile = &spanned.value;
+        let what = format!("profile {} of model {name:?}", profile.name);
+        if let Some(other) = seen
+            .iter()
+            .find(|other| other.id == profile.id || other.nvml_profile == profile.nvml_profile)
+        {
+            let problem = format!("{what} has the id or nvmlProfile of {}", other.name);
+            return Err((line, problem, "give each profile its own"));
+        }
+        if !profile.size.is_power_of_two() || profile.size > mig.memory_slices {
+            let problem = format!("{what} takes {} memory slices", profile.size);
+            return Err((line, problem, "use a power of two that the GPU has"));
+        }
+        for start in &profile.starts {
+            if start % profile.size != 0 || start + profile.size > mig.memory_slices {
+                let problem = format!(
+                    "{what} is placed at {start}:{}, outside the {} memory slices or across a \
+                     boundary of its size",
+                    profile.size, mig.memory_slices
+                );
+                return Err((line, problem, "use starts that are multiples of size and fit"));
+            }
+        }
+        let distinct: std::collections::BTreeSet<_> = profile.starts.iter().collect();
+        if profile.max == 0 || distinct.len() != profile.starts.len() {
+            let problem = format!("{what} has max 0 or a start twice");
+            return Err((line, problem, "list each start once and let at least one fit"));
+        }
+        if profile.max as usize > profile.starts.len() {
+            let problem = format!(
+                "{what} says that {} fit, with {} placements",
+                profile.max,
+                profile.starts.len()
+            );
+            return Err((line, problem, "lower max or add starts"));
+        }
+        if profile.slices == 0 || profile.slices > mig.compute_slices {
+            let problem = format!("{what} has {} compute slices", profile.slices);
+            return Err((line, problem, "use 1 up to the model's computeSlices"));
+        }
+        if profile.memory_mib > model.memory_mib {
+            let problem = format!("{what} has more memory than the GPU");
+            return Err((line, problem, "lower memoryMib"));
+        }
+        if !mig.compute_profiles.iter().any(|compute| compute.slices == profile.slices) {
+            let problem = format!("no compute profile spans {what}");
+            return Err((line, problem, "add one with as many slices to computeProfiles"));
+        }
+        seen.push(profile);
+    }
+    Ok(())
+}
+
+impl Mig {
+    /// The GPU instance profile with this id.
+    #[must_use]
+    pub fn profile(&self, id: u32) -> Option<&Profile> {
+        self.profiles.iter().map(|spanned| &spanned.value).find(|profile| profile.id == id)
+    }
+
+    /// The GPU instance profile under this enum value of `nvml.h`.
+    #[must_use]
+    pub fn nvml_profile(&self, value: u32) -> Option<&Profile> {
+        self.profiles.iter().map(|spanned| &spanned.value).find(|p| p.nvml_profile == value)
+    }
+
+    /// The id that the driver gives to an instance on these memory slices.
+    #[must_use]
+    pub fn instance_id(&self, start: u32, size: u32) -> u32 {
+        let siblings = self.memory_slices / size;
+        let position = start / size;
+        let position = match self.instance_ids {
+            InstanceIds::Ascending => position,
+            InstanceIds::UpperHalfFirst => (position + siblings / 2) % siblings,
+        };
+        siblings - 1 + position
+    }
+}
+
+/// A stable 128-bit id of some texts (FNV-1a): no two GPUs of a test cluster may
+/// share a UUID, and a test must get the same one each time.
+pub(crate) fn derive_id(texts: &[&str]) -> u128 {
+    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    for text in texts {
+        for byte in text.bytes().chain([0xff]) {
+            hash ^= u128::from(byte);
+            hash = hash.wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        }
+    }
+    hash
+}
+
+/// An id in the form of a UUID.
+pub(crate) fn dashed(id: u128) -> String {
+    let hex = format!("{id:032x}");
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}

@@ -13,7 +13,11 @@ fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {
 
 /// The memory slices at which one more instance of a profile fits now.
 pub(crate) fn free_starts(mig: &Mig, state: &GpuState, profile: &Profile) -> Vec<u32> {
-    let existing = state.instances.values().filter(|i| i.profile == profile.id).count();
+    let existing = state
+        .instances
+        .values()
+        .filter(|i| i.profile == profile.id)
+        .count();
     let compute_used: u32 = state
         .instances
         .values()
@@ -25,14 +29,21 @@ pub(crate) fn free_starts(mig: &Mig, state: &GpuState, profile: &Profile) -> Vec
     }
     let free = |start: &u32| {
         let wanted = (*start, profile.size);
-        !state.instances.values().any(|i| overlap(wanted, (i.start, i.size)))
+        !state
+            .instances
+            .values()
+            .any(|i| overlap(wanted, (i.start, i.size)))
     };
     profile.starts.iter().copied().filter(free).collect()
 }
 
 /// How many more instances of a profile fit now.
 pub(crate) fn remaining(mig: &Mig, state: &GpuState, profile: &Profile) -> u32 {
-    let existing = state.instances.values().filter(|i| i.profile == profile.id).count() as u32;
+    let existing = state
+        .instances
+        .values()
+        .filter(|i| i.profile == profile.id)
+        .count() as u32;
     (free_starts(mig, state, profile).len() as u32).min(profile.max - existing.min(profile.max))
 }
 
@@ -113,7 +124,10 @@ pub(crate) fn offers<'a>(mig: &'a Mig, profile: &Profile) -> Vec<Offer<'a>> {
 pub(crate) fn free_compute_starts(instance: &Instance, offer: &Offer<'_>) -> Vec<u32> {
     let free = |start: &u32| {
         let wanted = (*start, offer.profile.slices);
-        !instance.compute_instances.values().any(|ci| overlap(wanted, (ci.start, ci.size)))
+        !instance
+            .compute_instances
+            .values()
+            .any(|ci| overlap(wanted, (ci.start, ci.size)))
     };
     offer.starts.iter().copied().filter(free).collect()
 }
@@ -129,7 +143,10 @@ pub(crate) fn create_compute(
     let (gi, instance) = instance;
     let gpu_profile = mig.profile(instance.profile).ok_or(Code::UNKNOWN)?;
     let offers = offers(mig, gpu_profile);
-    let offer = offers.iter().find(|o| o.profile.id == profile).ok_or(Code::NOT_SUPPORTED)?;
+    let offer = offers
+        .iter()
+        .find(|o| o.profile.id == profile)
+        .ok_or(Code::NOT_SUPPORTED)?;
     if let Some((start, size)) = placement
         && (size != offer.profile.slices || !offer.starts.contains(&start))
     {
@@ -141,10 +158,17 @@ pub(crate) fn create_compute(
         Some(_) => return Err(Code::INSUFFICIENT_RESOURCES),
         None => free.into_iter().min().ok_or(Code::INSUFFICIENT_RESOURCES)?,
     };
-    let id = (0..).find(|id| !instance.compute_instances.contains_key(id)).unwrap_or_default();
+    let id = (0..)
+        .find(|id| !instance.compute_instances.contains_key(id))
+        .unwrap_or_default();
     *created += 1;
     // A new UUID each time: no client may count on getting an old one back.
-    let uuid = derive_id(&[&gpu.uuid, &gi.to_string(), &id.to_string(), &created.to_string()]);
+    let uuid = derive_id(&[
+        &gpu.uuid,
+        &gi.to_string(),
+        &id.to_string(),
+        &created.to_string(),
+    ]);
     let compute = ComputeInstance {
         profile,
         start,

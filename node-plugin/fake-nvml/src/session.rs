@@ -47,13 +47,20 @@ pub(crate) struct Session {
 impl Session {
     /// A GPU by NVML's index.
     pub(crate) fn gpu(&self, index: u32) -> Result<&Gpu, Code> {
-        self.node.gpus.get(index as usize).ok_or(Code::INVALID_ARGUMENT)
+        self.node
+            .gpus
+            .get(index as usize)
+            .ok_or(Code::INVALID_ARGUMENT)
     }
 
     /// A GPU's MIG tables.
     pub(crate) fn mig(&self, index: u32) -> Result<(&Gpu, &Mig), Code> {
         let gpu = self.gpu(index)?;
-        gpu.model.mig.as_ref().map(|mig| (gpu, mig)).ok_or(Code::NOT_SUPPORTED)
+        gpu.model
+            .mig
+            .as_ref()
+            .map(|mig| (gpu, mig))
+            .ok_or(Code::NOT_SUPPORTED)
     }
 
     /// A GPU's state now.
@@ -80,7 +87,10 @@ struct Loaded {
     session: Option<Arc<Session>>,
 }
 
-static LOADED: Mutex<Loaded> = Mutex::new(Loaded { users: 0, session: None });
+static LOADED: Mutex<Loaded> = Mutex::new(Loaded {
+    users: 0,
+    session: None,
+});
 
 /// `nvmlInit`: counts its callers; the first one loads the topology.
 pub(crate) fn init() -> Result<(), Code> {
@@ -128,10 +138,12 @@ fn load() -> Result<Session, Code> {
         complain(&error.to_string());
         Code::UNKNOWN
     })?;
-    let state = std::env::var_os("FAKE_NVML_STATE").map(PathBuf::from).or_else(|| {
-        let root = root.filter(|root| same_file(&root.join("topology.yaml"), &topology))?;
-        Some(root.join("state.json"))
-    });
+    let state = std::env::var_os("FAKE_NVML_STATE")
+        .map(PathBuf::from)
+        .or_else(|| {
+            let root = root.filter(|root| same_file(&root.join("topology.yaml"), &topology))?;
+            Some(root.join("state.json"))
+        });
     let store = state.map_or_else(|| Store::Memory(Mutex::default()), Store::File);
     // An unusable state file is found here, not at the first MIG call.
     store.read(&node)?;

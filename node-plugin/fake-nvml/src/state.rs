@@ -181,12 +181,27 @@ fn settle(state: &mut State, node: &Node) {
             mig_pending: gpu.mig_enabled,
             ..GpuState::default()
         };
-        let now = state.gpus.entry(gpu.uuid.clone()).or_insert_with(|| fresh.clone());
+        let now = state
+            .gpus
+            .entry(gpu.uuid.clone())
+            .or_insert_with(|| fresh.clone());
         if rebooted {
             // The mode is kept in the InfoROM of the parts that need a reset for it.
-            let kept = gpu.model.mig.as_ref().is_some_and(|m| m.mode_switch == ModeSwitch::Reset);
-            let mode = if kept { now.mig_pending } else { gpu.mig_enabled };
-            *now = GpuState { mig: mode, mig_pending: mode, ..fresh };
+            let kept = gpu
+                .model
+                .mig
+                .as_ref()
+                .is_some_and(|m| m.mode_switch == ModeSwitch::Reset);
+            let mode = if kept {
+                now.mig_pending
+            } else {
+                gpu.mig_enabled
+            };
+            *now = GpuState {
+                mig: mode,
+                mig_pending: mode,
+                ..fresh
+            };
         }
     }
 }

@@ -213,7 +213,10 @@ impl TryFrom<String> for MajorMinor {
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.split_once('.')
             .and_then(|(major, minor)| {
-                Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
+                Some(Self {
+                    major: major.parse().ok()?,
+                    minor: minor.parse().ok()?,
+                })
             })
             .ok_or_else(|| format!("{text:?} is not of the form major.minor, such as \"9.0\""))
     }
@@ -248,7 +251,12 @@ impl FromStr for Pci {
                 None => 0,
             };
             let function = u8::from_str_radix(function, 16).ok()?;
-            parts.next().is_none().then_some(Self { domain, bus, device, function })
+            parts.next().is_none().then_some(Self {
+                domain,
+                bus,
+                device,
+                function,
+            })
         };
         parse().ok_or_else(|| {
             format!("{text:?} is not a PCI address; write domain:bus:device.function, such as 0000:65:00.0")
@@ -266,7 +274,11 @@ impl TryFrom<String> for Pci {
 
 impl fmt::Display for Pci {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
+        write!(
+            f,
+            "{:04x}:{:02x}:{:02x}.{:x}",
+            self.domain, self.bus, self.device, self.function
+        )
     }
 }
 
@@ -333,7 +345,11 @@ impl Node {
         };
         let file: File = serde_saphyr::from_str(text).map_err(|error| {
             let line = error.location().map(|location| location.line());
-            fail(line, error.to_string(), "compare it with tests/fixtures/topologies")
+            fail(
+                line,
+                error.to_string(),
+                "compare it with tests/fixtures/topologies",
+            )
         })?;
         let mut models = BTreeMap::new();
         for (name, model) in file.models {
@@ -350,32 +366,42 @@ impl Node {
             let Some(model) = models.get(&group.model) else {
                 let known: Vec<_> = models.keys().map(String::as_str).collect();
                 let problem = format!("the model {:?} is not in models", group.model);
-                return Err(fail(line, problem, &format!("use one of {}", known.join(", "))));
+                return Err(fail(
+                    line,
+                    problem,
+                    &format!("use one of {}", known.join(", ")),
+                ));
             };
             if group.mig_enabled && model.mig.is_none() {
-                let problem = format!("migEnabled on the model {:?}, which has no mig", group.model);
+                let problem = format!(
+                    "migEnabled on the model {:?}, which has no mig",
+                    group.model
+                );
                 return Err(fail(line, problem, "drop migEnabled"));
             }
             for device in group.devices {
                 let line = Some(device.referenced.line());
-                let gpu = resolve(device.value, &file.seed, gpus.len(), model, group.mig_enabled);
+                let gpu = resolve(
+                    device.value,
+                    &file.seed,
+                    gpus.len(),
+                    model,
+                    group.mig_enabled,
+                );
                 if let Some((problem, remedy)) = conflict(&gpus, &gpu) {
                     return Err(fail(line, problem, remedy));
                 }
                 gpus.push(gpu);
             }
         }
-        Ok(Self { driver: file.driver, gpus })
+        Ok(Self {
+            driver: file.driver,
+            gpus,
+        })
     }
 }
 
-fn resolve(
-    device: Device,
-    seed: &str,
-    index: usize,
-    model: &Arc<Model>,
-    mig_enabled: bool,
-) -> Gpu {
+fn resolve(device: Device, seed: &str, index: usize, model: &Arc<Model>, mig_enabled: bool) -> Gpu {
     let pci = device.pci;
     let id = derive_id(&[seed, &pci.to_string()]);
     Gpu {
@@ -403,10 +429,16 @@ fn conflict(earlier: &[Gpu], gpu: &Gpu) -> Option<(String, &'static str)> {
             return Some((shares("UUID", &gpu.uuid), "give each its own uuid, or none"));
         }
         if other.minor == gpu.minor {
-            return Some((shares("minor number", &gpu.minor), "give each its own minor, or none"));
+            return Some((
+                shares("minor number", &gpu.minor),
+                "give each its own minor, or none",
+            ));
         }
     }
-    let root_is_named = gpu.root.strip_prefix("pci").and_then(|root| root.split_once(':'));
+    let root_is_named = gpu
+        .root
+        .strip_prefix("pci")
+        .and_then(|root| root.split_once(':'));
     if root_is_named.is_none() {
         let problem = format!("{:?} of {} is not a PCIe root", gpu.root, gpu.pci);
         return Some((problem, "write pci<domain>:<bus>, such as pci0000:64"));
@@ -419,7 +451,11 @@ type Refusal = (Option<u64>, String, &'static str);
 fn check_mig(name: &str, model: &Model, mig: &Mig) -> Result<(), Refusal> {
     if !mig.memory_slices.is_power_of_two() {
         let problem = format!("model {name:?} has {} memory slices", mig.memory_slices);
-        return Err((None, problem, "use a power of two: instance ids form a tree over them"));
+        return Err((
+            None,
+            problem,
+            "use a power of two: instance ids form a tree over them",
+        ));
     }
     let mut seen: Vec<&Profile> = Vec::new();
     for spanned in &mig.profiles {
@@ -444,13 +480,21 @@ fn check_mig(name: &str, model: &Model, mig: &Mig) -> Result<(), Refusal> {
                      boundary of its size",
                     profile.size, mig.memory_slices
                 );
-                return Err((line, problem, "use starts that are multiples of size and fit"));
+                return Err((
+                    line,
+                    problem,
+                    "use starts that are multiples of size and fit",
+                ));
             }
         }
         let distinct: std::collections::BTreeSet<_> = profile.starts.iter().collect();
         if profile.max == 0 || distinct.len() != profile.starts.len() {
             let problem = format!("{what} has max 0 or a start twice");
-            return Err((line, problem, "list each start once and let at least one fit"));
+            return Err((
+                line,
+                problem,
+                "list each start once and let at least one fit",
+            ));
         }
         if profile.max as usize > profile.starts.len() {
             let problem = format!(
@@ -468,9 +512,17 @@ fn check_mig(name: &str, model: &Model, mig: &Mig) -> Result<(), Refusal> {
             let problem = format!("{what} has more memory than the GPU");
             return Err((line, problem, "lower memoryMib"));
         }
-        if !mig.compute_profiles.iter().any(|compute| compute.slices == profile.slices) {
+        if !mig
+            .compute_profiles
+            .iter()
+            .any(|compute| compute.slices == profile.slices)
+        {
             let problem = format!("no compute profile spans {what}");
-            return Err((line, problem, "add one with as many slices to computeProfiles"));
+            return Err((
+                line,
+                problem,
+                "add one with as many slices to computeProfiles",
+            ));
         }
         seen.push(profile);
     }
@@ -481,13 +533,19 @@ impl Mig {
     /// The GPU instance profile with this id.
     #[must_use]
     pub fn profile(&self, id: u32) -> Option<&Profile> {
-        self.profiles.iter().map(|spanned| &spanned.value).find(|profile| profile.id == id)
+        self.profiles
+            .iter()
+            .map(|spanned| &spanned.value)
+            .find(|profile| profile.id == id)
     }
 
     /// The GPU instance profile under this enum value of `nvml.h`.
     #[must_use]
     pub fn nvml_profile(&self, value: u32) -> Option<&Profile> {
-        self.profiles.iter().map(|spanned| &spanned.value).find(|p| p.nvml_profile == value)
+        self.profiles
+            .iter()
+            .map(|spanned| &spanned.value)
+            .find(|p| p.nvml_profile == value)
     }
 
     /// The id that the driver gives to an instance on these memory slices.
@@ -519,5 +577,12 @@ pub(crate) fn derive_id(texts: &[&str]) -> u128 {
 /// An id in the form of a UUID.
 pub(crate) fn dashed(id: u128) -> String {
     let hex = format!("{id:032x}");
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    format!(
+        "{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
 }

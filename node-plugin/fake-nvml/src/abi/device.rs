@@ -56,7 +56,9 @@ extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
 ) -> sys::nvmlReturn_t {
     call(|session| {
         let pci: Pci = address.get()?.parse().map_err(|_| Code::INVALID_ARGUMENT)?;
-        let found = (0..).zip(&session.node.gpus).find(|(_, gpu)| gpu.pci == pci);
+        let found = (0..)
+            .zip(&session.node.gpus)
+            .find(|(_, gpu)| gpu.pci == pci);
         device.set(handle::device(found.ok_or(Code::NOT_FOUND)?.0))
     })
 }
@@ -68,7 +70,9 @@ extern "C" fn nvmlDeviceGetHandleBySerial(
 ) -> sys::nvmlReturn_t {
     call(|session| {
         let serial = serial.get()?;
-        let found = (0..).zip(&session.node.gpus).find(|(_, gpu)| gpu.serial == serial);
+        let found = (0..)
+            .zip(&session.node.gpus)
+            .find(|(_, gpu)| gpu.serial == serial);
         device.set(handle::device(found.ok_or(Code::NOT_FOUND)?.0))
     })
 }
@@ -81,9 +85,10 @@ extern "C" fn nvmlDeviceGetName(
 ) -> sys::nvmlReturn_t {
     call(|session| match session.device(device)? {
         Device::Whole(_, gpu) => name.set(length, &gpu.model.name),
-        Device::Mig(mig) => {
-            name.set(length, &format!("{} MIG {}", mig.gpu.model.name, mig.profile.name))
-        }
+        Device::Mig(mig) => name.set(
+            length,
+            &format!("{} MIG {}", mig.gpu.model.name, mig.profile.name),
+        ),
     })
 }
 
@@ -108,7 +113,9 @@ extern "C" fn nvmlDeviceGetIndex(
         Device::Whole(gpu, _) => index.set(gpu),
         Device::Mig(mig) => {
             let devices = super::mig_device::devices(session, mig.gpu)?;
-            let position = devices.iter().position(|(gi, ci)| (*gi, *ci) == (mig.gi, mig.ci));
+            let position = devices
+                .iter()
+                .position(|(gi, ci)| (*gi, *ci) == (mig.gi, mig.ci));
             index.set(position.ok_or(Code::INVALID_ARGUMENT)? as c_uint)
         }
     })
@@ -171,7 +178,12 @@ extern "C" fn nvmlDeviceGetCudaComputeCapability(
 }
 
 fn bus_id<const N: usize>(pci: Pci) -> [std::ffi::c_char; N] {
-    let Pci { domain, bus, device, function } = pci;
+    let Pci {
+        domain,
+        bus,
+        device,
+        function,
+    } = pci;
     chars(&format!("{domain:08X}:{bus:02X}:{device:02X}.{function:X}"))
 }
 
@@ -182,7 +194,12 @@ extern "C" fn nvmlDeviceGetPciInfo_v3(
 ) -> sys::nvmlReturn_t {
     call(|session| {
         let Gpu { pci, model, .. } = physical!(session, device);
-        let Pci { domain, bus, device, function } = *pci;
+        let Pci {
+            domain,
+            bus,
+            device,
+            function,
+        } = *pci;
         info.set(sys::nvmlPciInfo_t {
             // The old field has no room for a domain of eight digits.
             busIdLegacy: chars(&format!(
@@ -255,7 +272,11 @@ extern "C" fn nvmlDeviceGetMemoryInfo(
 ) -> sys::nvmlReturn_t {
     call(|session| {
         let (total, reserved) = memory(&session.device(device)?);
-        info.set(sys::nvmlMemory_t { total, free: total - reserved, used: reserved })
+        info.set(sys::nvmlMemory_t {
+            total,
+            free: total - reserved,
+            used: reserved,
+        })
     })
 }
 
@@ -271,7 +292,13 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(
             return Err(Code::VERSION_MISMATCH);
         }
         let free = total - reserved;
-        info.set(sys::nvmlMemory_v2_t { version, total, reserved, free, used: 0 })
+        info.set(sys::nvmlMemory_v2_t {
+            version,
+            total,
+            reserved,
+            free,
+            used: 0,
+        })
     })
 }
 
@@ -359,7 +386,10 @@ extern "C" fn nvmlDeviceGetTemperatureV(
         if asked.sensorType >= sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_COUNT {
             return Err(Code::INVALID_ARGUMENT);
         }
-        temperature.set(sys::nvmlTemperature_t { temperature: TEMPERATURE as c_int, ..asked })
+        temperature.set(sys::nvmlTemperature_t {
+            temperature: TEMPERATURE as c_int,
+            ..asked
+        })
     })
 }
 

@@ -18,7 +18,10 @@ const MAGIC: usize = 0x4576 << 48;
 fn known(set: sys::nvmlEventSet_t) -> Result<usize, Code> {
     let number = set.addr() ^ MAGIC;
     let sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
-    sets.1.contains(&number).then_some(number).ok_or(Code::INVALID_ARGUMENT)
+    sets.1
+        .contains(&number)
+        .then_some(number)
+        .ok_or(Code::INVALID_ARGUMENT)
 }
 
 #[unsafe(no_mangle)]

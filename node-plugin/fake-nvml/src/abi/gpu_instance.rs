@@ -130,7 +130,10 @@ extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
         let all: Vec<_> = profile
             .starts
             .iter()
-            .map(|start| sys::nvmlGpuInstancePlacement_t { start: *start, size: profile.size })
+            .map(|start| sys::nvmlGpuInstancePlacement_t {
+                start: *start,
+                size: profile.size,
+            })
             .collect();
         placements.set(&count, &all)
     })
@@ -145,7 +148,10 @@ extern "C" fn nvmlDeviceGetGpuInstanceRemainingCapacity(
     call(|session| {
         let (_, gpu, mig) = session.with_mig(device)?;
         let state = session.state(gpu)?;
-        let profile = mig.profile(profile_id).filter(|_| state.mig).ok_or(Code::NOT_SUPPORTED)?;
+        let profile = mig
+            .profile(profile_id)
+            .filter(|_| state.mig)
+            .ok_or(Code::NOT_SUPPORTED)?;
         count.set(mig::remaining(mig, &state, profile))
     })
 }
@@ -176,7 +182,9 @@ extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
         let placement = placement.get()?;
         let placement = Some((placement.start, placement.size));
         instance.set(std::ptr::null_mut())?;
-        let gi = session.update(gpu, |state, _| mig::create(mig, state, profile_id, placement))?;
+        let gi = session.update(gpu, |state, _| {
+            mig::create(mig, state, profile_id, placement)
+        })?;
         instance.set(handle::gpu_instance(index, gi))
     })
 }
@@ -269,7 +277,9 @@ fn offer_by_value<'a>(
         return Err(Code::INVALID_ARGUMENT);
     }
     let (profile, offers) = offers(mig, instance)?;
-    let offer = offers.into_iter().find(|offer| offer.profile.nvml_profile == value);
+    let offer = offers
+        .into_iter()
+        .find(|offer| offer.profile.nvml_profile == value);
     Ok((profile, offer.ok_or(Code::NOT_SUPPORTED)?))
 }
 
@@ -329,20 +339,21 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
                 name: chars(&name),
             })
         } else if version == struct_version::<sys::nvmlComputeInstanceProfileInfo_v3_t>(3) {
-            info.as_version().set(sys::nvmlComputeInstanceProfileInfo_v3_t {
-                version,
-                id: offer.profile.id,
-                sliceCount: slices,
-                instanceCount: parent.slices / slices,
-                multiprocessorCount: offer.sms,
-                sharedCopyEngineCount: parent.copy,
-                sharedDecoderCount: parent.dec,
-                sharedEncoderCount: parent.enc,
-                sharedJpegCount: parent.jpeg,
-                sharedOfaCount: parent.ofa,
-                name: chars(&name),
-                capabilities: 0,
-            })
+            info.as_version()
+                .set(sys::nvmlComputeInstanceProfileInfo_v3_t {
+                    version,
+                    id: offer.profile.id,
+                    sliceCount: slices,
+                    instanceCount: parent.slices / slices,
+                    multiprocessorCount: offer.sms,
+                    sharedCopyEngineCount: parent.copy,
+                    sharedDecoderCount: parent.dec,
+                    sharedEncoderCount: parent.enc,
+                    sharedJpegCount: parent.jpeg,
+                    sharedOfaCount: parent.ofa,
+                    name: chars(&name),
+                    capabilities: 0,
+                })
         } else {
             Err(Code::VERSION_MISMATCH)
         }
@@ -351,7 +362,10 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
 
 fn offer_by_id<'a>(mig: &'a Mig, instance: &Instance, id: c_uint) -> Result<Offer<'a>, Code> {
     let (_, offers) = offers(mig, instance)?;
-    offers.into_iter().find(|offer| offer.profile.id == id).ok_or(Code::NOT_SUPPORTED)
+    offers
+        .into_iter()
+        .find(|offer| offer.profile.id == id)
+        .ok_or(Code::NOT_SUPPORTED)
 }
 
 #[unsafe(no_mangle)]
@@ -381,7 +395,10 @@ extern "C" fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(
         let all: Vec<_> = offer
             .starts
             .iter()
-            .map(|start| sys::nvmlComputeInstancePlacement_t { start: *start, size })
+            .map(|start| sys::nvmlComputeInstancePlacement_t {
+                start: *start,
+                size,
+            })
             .collect();
         placements.set(&count, &all)
     })
@@ -403,7 +420,11 @@ extern "C" fn nvmlGpuInstanceCreateComputeInstanceWithPlacement(
     placement: In<sys::nvmlComputeInstancePlacement_t>,
     compute: Out<sys::nvmlComputeInstance_t>,
 ) -> sys::nvmlReturn_t {
-    let placement = || placement.get().map(|wanted| Some((wanted.start, wanted.size)));
+    let placement = || {
+        placement
+            .get()
+            .map(|wanted| Some((wanted.start, wanted.size)))
+    };
     create_compute(instance, profile_id, placement, &compute)
 }
 
@@ -418,7 +439,10 @@ fn create_compute(
         let wanted = (profile_id, placement()?);
         compute.set(std::ptr::null_mut())?;
         let ci = session.update(found.gpu, |state, created| {
-            let instance = state.instances.get_mut(&found.gi).ok_or(Code::INVALID_ARGUMENT)?;
+            let instance = state
+                .instances
+                .get_mut(&found.gi)
+                .ok_or(Code::INVALID_ARGUMENT)?;
             mig::create_compute(found.gpu, found.mig, (found.gi, instance), wanted, created)
         })?;
         compute.set(handle::compute_instance(found.index, found.gi, ci))
@@ -426,14 +450,19 @@ fn create_compute(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlComputeInstanceDestroy(
-    compute: sys::nvmlComputeInstance_t,
-) -> sys::nvmlReturn_t {
+extern "C" fn nvmlComputeInstanceDestroy(compute: sys::nvmlComputeInstance_t) -> sys::nvmlReturn_t {
     call(|session| {
         let (parent, ci, _) = session.compute_instance(compute)?;
         session.update(parent.gpu, |state, _| {
-            let instance = state.instances.get_mut(&parent.gi).ok_or(Code::INVALID_ARGUMENT)?;
-            instance.compute_instances.remove(&ci).map(|_| ()).ok_or(Code::INVALID_ARGUMENT)
+            let instance = state
+                .instances
+                .get_mut(&parent.gi)
+                .ok_or(Code::INVALID_ARGUMENT)?;
+            instance
+                .compute_instances
+                .remove(&ci)
+                .map(|_| ())
+                .ok_or(Code::INVALID_ARGUMENT)
         })
     })
 }
@@ -487,7 +516,10 @@ extern "C" fn nvmlComputeInstanceGetInfo_v2(
             gpuInstance: handle::gpu_instance(parent.index, parent.gi),
             id: ci,
             profileId: found.profile,
-            placement: sys::nvmlComputeInstancePlacement_t { start: found.start, size: found.size },
+            placement: sys::nvmlComputeInstancePlacement_t {
+                start: found.start,
+                size: found.size,
+            },
         })
     })
 }

@@ -97,7 +97,10 @@ impl Session {
                 Ok(Device::Mig(MigDevice {
                     index: handle.gpu,
                     gpu,
-                    profile: parent.mig.profile(parent.instance.profile).ok_or(Code::UNKNOWN)?,
+                    profile: parent
+                        .mig
+                        .profile(parent.instance.profile)
+                        .ok_or(Code::UNKNOWN)?,
                     gi: handle.gi,
                     ci: handle.ci,
                     compute: compute.ok_or(Code::INVALID_ARGUMENT)?,
@@ -162,20 +165,44 @@ impl Session {
 
 /// The handle of a physical GPU.
 pub(super) fn device(gpu: u32) -> sys::nvmlDevice_t {
-    Handle { kind: DEVICE, gpu, gi: 0, ci: 0 }.encode()
+    Handle {
+        kind: DEVICE,
+        gpu,
+        gi: 0,
+        ci: 0,
+    }
+    .encode()
 }
 
 /// The handle of a MIG device.
 pub(super) fn mig_device(gpu: u32, gi: u32, ci: u32) -> sys::nvmlDevice_t {
-    Handle { kind: MIG_DEVICE, gpu, gi, ci }.encode()
+    Handle {
+        kind: MIG_DEVICE,
+        gpu,
+        gi,
+        ci,
+    }
+    .encode()
 }
 
 /// The handle of a GPU instance.
 pub(super) fn gpu_instance(gpu: u32, gi: u32) -> sys::nvmlGpuInstance_t {
-    Handle { kind: GPU_INSTANCE, gpu, gi, ci: 0 }.encode()
+    Handle {
+        kind: GPU_INSTANCE,
+        gpu,
+        gi,
+        ci: 0,
+    }
+    .encode()
 }
 
 /// The handle of a compute instance.
 pub(super) fn compute_instance(gpu: u32, gi: u32, ci: u32) -> sys::nvmlComputeInstance_t {
-    Handle { kind: COMPUTE_INSTANCE, gpu, gi, ci }.encode()
+    Handle {
+        kind: COMPUTE_INSTANCE,
+        gpu,
+        gi,
+        ci,
+    }
+    .encode()
 }

@@ -118,7 +118,8 @@ impl OutText {
         }
         // SAFETY: NVML's contract: the buffer has `length` bytes, more than the text.
         unsafe {
-            self.0.copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
+            self.0
+                .copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
             self.0.add(text.len()).write(0);
         }
         Ok(())

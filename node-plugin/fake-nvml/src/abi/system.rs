@@ -22,7 +22,9 @@ pub(crate) fn library_path() -> Option<PathBuf> {
     }
     // SAFETY: the loader keeps the name as long as the library is loaded, which it is.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    PathBuf::from(OsStr::from_bytes(name.to_bytes())).canonicalize().ok()
+    PathBuf::from(OsStr::from_bytes(name.to_bytes()))
+        .canonicalize()
+        .ok()
 }
 
 #[unsafe(no_mangle)]

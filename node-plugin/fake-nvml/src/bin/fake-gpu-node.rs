@@ -1,0 +1,47 @@
+//! `fake-gpu-node TOPOLOGY OUT_DIR [--library FILE] [--name NODE]`: makes the driver
+//! root of a fake-GPU node.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use fake_nvml::node::{self, DeviceNodes};
+
+const USAGE: &str = "usage: fake-gpu-node TOPOLOGY OUT_DIR [--library FILE] [--name NODE]";
+
+fn main() -> ExitCode {
+    match run(std::env::args().skip(1)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("fake-gpu-node: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut arguments: impl Iterator<Item = String>) -> Result<(), String> {
+    let mut places = Vec::new();
+    let mut library = None;
+    let mut name = None;
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--library" => library = Some(PathBuf::from(arguments.next().ok_or(USAGE)?)),
+            "--name" => name = Some(arguments.next().ok_or(USAGE)?),
+            option if option.starts_with('-') => return Err(USAGE.to_owned()),
+            _ => places.push(PathBuf::from(argument)),
+        }
+    }
+    let [topology, out] = places.as_slice() else {
+        return Err(USAGE.to_owned());
+    };
+    let library = library
+        .or_else(node::library_beside_executable)
+        .ok_or("the library is not built; run cargo build -p fake-nvml, or name it by --library")?;
+    node::build(
+        topology,
+        out,
+        &library,
+        name.as_deref(),
+        DeviceNodes::Character,
+    )
+    .map_err(|error| error.to_string())
+}

@@ -5,6 +5,7 @@
 //! kube-scheduler makes those), a placement that the planner did not decide, or
 //! a condition reason that `inference-api` does not list.
 
+pub mod fetch;
 pub mod model;
 
 #[cfg(test)]

@@ -28,13 +28,15 @@ pub enum ModelError {
         /// What to do.
         detail: String,
     },
-    /// What is there is not a model that a runtime of this version can serve.
+    /// What is there is not one model that can be served.
     #[error("{repository} at revision {revision} can't be served: {detail}")]
-    NotSupported {
+    Rejected {
         /// Repository asked for.
         repository: String,
         /// Revision asked for.
         revision: String,
+        /// What kind of fault it is.
+        kind: Rejection,
         /// What is wrong with it, and what to do.
         detail: String,
     },
@@ -50,6 +52,42 @@ pub enum ModelError {
         /// What happened.
         detail: String,
     },
+}
+
+/// What is wrong with the content of a repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rejection {
+    /// It holds no model that a runtime serves.
+    NotSupported,
+    /// It does not hold the file that the order names.
+    FileNotFound,
+    /// It holds several variants and the order names none.
+    FileAmbiguous,
+    /// Its files contradict themselves or each other.
+    FilesInvalid,
+}
+
+/// Why files were rejected, before the repository's name is added.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub(crate) struct FilesError {
+    pub(crate) kind: Rejection,
+    pub(crate) detail: String,
+}
+
+impl FilesError {
+    pub(crate) fn new(kind: Rejection, detail: impl Into<String>) -> Self {
+        FilesError {
+            kind,
+            detail: detail.into(),
+        }
+    }
+}
+
+impl From<HeaderError> for FilesError {
+    fn from(error: HeaderError) -> Self {
+        FilesError::new(Rejection::FilesInvalid, error.to_string())
+    }
 }
 
 impl ModelError {

@@ -7,6 +7,7 @@
 //! where the order names a GGUF file, or where there are no safetensors and the
 //! repository holds exactly one GGUF model.
 
+use super::error::{FilesError, Rejection};
 use super::huggingface::check_path;
 use super::{Checksum, Format, ModelFile};
 use serde::Deserialize;
@@ -52,15 +53,15 @@ pub(crate) struct Chosen {
 
 impl Chosen {
     /// Narrows the weights to those that an index names.
-    pub(crate) fn keep_weights(&mut self, names: &BTreeSet<String>) -> Result<(), String> {
+    pub(crate) fn keep_weights(&mut self, names: &BTreeSet<String>) -> Result<(), FilesError> {
         self.weights.retain(|f| names.contains(&f.path));
         match names
             .iter()
             .find(|n| !self.weights.iter().any(|f| f.path == **n))
         {
-            Some(missing) => Err(format!(
+            Some(missing) => Err(invalid(format!(
                 "its index names {missing}, which is not in the repository"
-            )),
+            ))),
             None => Ok(()),
         }
     }
@@ -71,21 +72,27 @@ impl Chosen {
     }
 }
 
-fn file(entry: &Entry) -> Result<ModelFile, String> {
-    check_path(&entry.path)?;
+fn file(entry: &Entry) -> Result<ModelFile, FilesError> {
+    check_path(&entry.path).map_err(invalid)?;
     let hex = |s: &str, n: usize| s.len() == n && s.chars().all(|c| c.is_ascii_hexdigit());
     let (checksum, size) = match &entry.lfs {
         Some(lfs) => {
             let oid = lfs.oid.trim_start_matches("sha256:").to_ascii_lowercase();
             if !hex(&oid, 64) {
-                return Err(format!("the hub gives no SHA-256 of {}", entry.path));
+                return Err(invalid(format!(
+                    "the hub gives no SHA-256 of {}",
+                    entry.path
+                )));
             }
             (Checksum::Sha256(oid), lfs.size)
         }
         None => {
             let oid = entry.oid.to_ascii_lowercase();
             if !hex(&oid, 40) {
-                return Err(format!("the hub gives no blob id of {}", entry.path));
+                return Err(invalid(format!(
+                    "the hub gives no blob id of {}",
+                    entry.path
+                )));
             }
             (Checksum::GitBlob(oid), entry.size)
         }
@@ -101,7 +108,7 @@ fn file(entry: &Entry) -> Result<ModelFile, String> {
 ///
 /// # Errors
 /// Why the repository holds no single model, naming what it does hold.
-pub(crate) fn choose(entries: &[Entry], wanted: Option<&str>) -> Result<Chosen, String> {
+pub(crate) fn choose(entries: &[Entry], wanted: Option<&str>) -> Result<Chosen, FilesError> {
     let files: Vec<&Entry> = entries.iter().filter(|e| e.kind == "file").collect();
     let gguf: Vec<&&Entry> = files
         .iter()
@@ -110,22 +117,42 @@ pub(crate) fn choose(entries: &[Entry], wanted: Option<&str>) -> Result<Chosen, 
     let has = |path: &str| files.iter().any(|e| e.path == path);
     let safetensors = files.iter().any(|e| e.path.ends_with(".safetensors"));
     let chosen = match wanted {
-        Some(path) if !path.ends_with(".gguf") => Err(format!(
+        Some(path) if !path.ends_with(".gguf") => Err(missing(format!(
             "spec.model names the file {path:?}, but only a GGUF file can be chosen by name"
-        )),
+        ))),
         Some(path) => choose_gguf(&gguf, Some(path)),
         None if has("config.json") && safetensors => choose_safetensors(&files),
         None if !gguf.is_empty() => choose_gguf(&gguf, None),
-        None if safetensors => Err("it has safetensors but no config.json at its top level".into()),
-        None => Err(format!(
+        None if safetensors => Err(unsupported(
+            "it has safetensors but no config.json at its top level",
+        )),
+        None => Err(unsupported(format!(
             "it has no config.json with safetensors and no GGUF file (it holds {})",
             listing(files.iter().map(|e| e.path.as_str()))
-        )),
+        ))),
     }?;
     if chosen.weights.len() + chosen.side.len() > MAX_FILES {
-        return Err(format!("the model consists of more than {MAX_FILES} files"));
+        return Err(unsupported(format!(
+            "the model consists of more than {MAX_FILES} files"
+        )));
     }
     Ok(chosen)
+}
+
+fn unsupported(detail: impl Into<String>) -> FilesError {
+    FilesError::new(Rejection::NotSupported, detail)
+}
+
+fn invalid(detail: impl Into<String>) -> FilesError {
+    FilesError::new(Rejection::FilesInvalid, detail)
+}
+
+fn missing(detail: impl Into<String>) -> FilesError {
+    FilesError::new(Rejection::FileNotFound, detail)
+}
+
+fn ambiguous(detail: impl Into<String>) -> FilesError {
+    FilesError::new(Rejection::FileAmbiguous, detail)
 }
 
 fn name(path: &str) -> &str {
@@ -166,10 +193,10 @@ fn listing<'a>(paths: impl Iterator<Item = &'a str>) -> String {
     shown.join(", ")
 }
 
-fn choose_safetensors(files: &[&Entry]) -> Result<Chosen, String> {
+fn choose_safetensors(files: &[&Entry]) -> Result<Chosen, FilesError> {
     const INDEX: &str = "model.safetensors.index.json";
     let top: Vec<&&Entry> = files.iter().filter(|e| !e.path.contains('/')).collect();
-    let weights_named = |keep: &dyn Fn(&str) -> bool| -> Result<Vec<ModelFile>, String> {
+    let weights_named = |keep: &dyn Fn(&str) -> bool| -> Result<Vec<ModelFile>, FilesError> {
         let mut weights = top
             .iter()
             .filter(|e| e.path.ends_with(".safetensors") && keep(&e.path))
@@ -191,7 +218,9 @@ fn choose_safetensors(files: &[&Entry]) -> Result<Chosen, String> {
         weights_named(&|p| !p.starts_with("consolidated") && !p.starts_with("adapter_"))?
     };
     if weights.is_empty() {
-        return Err("its safetensors are not a model's own weights (they lie in folders, or are an adapter or a consolidated duplicate)".into());
+        return Err(unsupported(
+            "its safetensors are not a model's own weights (they lie in folders, or are an adapter or a consolidated duplicate)",
+        ));
     }
     let side = files
         .iter()
@@ -237,7 +266,7 @@ fn split_of(path: &str) -> Option<(&str, u32, u32)> {
     Some((base, part.parse().ok()?, total.parse().ok()?))
 }
 
-fn choose_gguf(gguf: &[&&Entry], wanted: Option<&str>) -> Result<Chosen, String> {
+fn choose_gguf(gguf: &[&&Entry], wanted: Option<&str>) -> Result<Chosen, FilesError> {
     // One model per entry: all parts of a split file, or a file by itself.
     let mut models: BTreeMap<String, Vec<&Entry>> = BTreeMap::new();
     for entry in gguf {
@@ -256,26 +285,29 @@ fn choose_gguf(gguf: &[&&Entry], wanted: Option<&str>) -> Result<Chosen, String>
             match (matching.pop(), matching.len()) {
                 (Some(one), 0) => one,
                 (Some(_), _) => {
-                    return Err(format!(
+                    return Err(ambiguous(format!(
                         "{wanted:?} matches several of its GGUF models: {}",
                         names()
-                    ));
+                    )));
                 }
                 (None, _) => {
-                    return Err(format!(
+                    return Err(missing(format!(
                         "it has no file {wanted:?}; its GGUF files are {}",
                         names()
-                    ));
+                    )));
                 }
             }
         }
         None if models.len() > 1 => {
-            return Err(format!(
+            return Err(ambiguous(format!(
                 "it holds several GGUF models; name one in the order's spec.model (file): {}",
                 names()
-            ));
+            )));
         }
-        None => models.into_values().next().ok_or("it holds no GGUF file")?,
+        None => models
+            .into_values()
+            .next()
+            .ok_or_else(|| unsupported("it holds no GGUF file"))?,
     };
     parts.sort_by(|a, b| a.path.cmp(&b.path));
     if let Some((base, _, total)) = parts.first().and_then(|e| split_of(&e.path)) {
@@ -285,10 +317,10 @@ fn choose_gguf(gguf: &[&&Entry], wanted: Option<&str>) -> Result<Chosen, String>
             .map(|(_, n, _)| n)
             .collect();
         if numbers != (1..=total).collect::<Vec<_>>() {
-            return Err(format!(
+            return Err(invalid(format!(
                 "of the {total} parts of {base} it has {}",
                 numbers.len()
-            ));
+            )));
         }
     }
     let weights = parts.into_iter().map(file).collect::<Result<Vec<_>, _>>()?;
@@ -366,7 +398,7 @@ mod tests {
             "model-00002-of-00002.safetensors",
         ]
         .map(String::from);
-        let error = chosen.keep_weights(&named.into()).unwrap_err();
+        let error = chosen.keep_weights(&named.into()).unwrap_err().to_string();
         assert!(
             error.contains("model-00002-of-00002.safetensors"),
             "{error}"
@@ -376,7 +408,7 @@ mod tests {
     #[test]
     fn several_gguf_models_are_refused_by_name_and_one_can_be_chosen() {
         let all = entries(&["a-Q4.gguf", "a-Q8.gguf", "config.json", "mmproj-a.gguf"]);
-        let error = choose(&all, None).unwrap_err();
+        let error = choose(&all, None).unwrap_err().to_string();
         assert!(
             error.contains("a-Q4.gguf, a-Q8.gguf") && !error.contains("mmproj"),
             "{error}"
@@ -392,11 +424,13 @@ mod tests {
         assert!(
             choose(&all, Some("a-*.gguf"))
                 .unwrap_err()
+                .to_string()
                 .contains("matches several")
         );
         assert!(
             choose(&all, Some("b.gguf"))
                 .unwrap_err()
+                .to_string()
                 .contains("no file \"b.gguf\"")
         );
     }
@@ -409,7 +443,9 @@ mod tests {
             paths(&chosen.weights),
             ["q/b-00001-of-00002.gguf", "q/b-00002-of-00002.gguf"]
         );
-        let error = choose(&entries(&["b-00002-of-00003.gguf"]), None).unwrap_err();
+        let error = choose(&entries(&["b-00002-of-00003.gguf"]), None)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("of the 3 parts"), "{error}");
     }
 
@@ -419,7 +455,7 @@ mod tests {
     #[case::no_config(&["model.safetensors"], "no config.json")]
     #[case::adapter(&["config.json", "adapter_model.safetensors"], "adapter")]
     fn what_is_no_model_is_refused_with_what_it_holds(#[case] held: &[&str], #[case] says: &str) {
-        let error = choose(&entries(held), None).unwrap_err();
+        let error = choose(&entries(held), None).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     }
 

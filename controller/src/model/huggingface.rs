@@ -4,7 +4,7 @@
 //! Never: more than the stated caps of any answer in memory, a token to any
 //! address but the hub's, or a byte of weights beyond their headers.
 
-use super::error::HeaderError;
+use super::error::{FilesError, HeaderError, Rejection};
 use super::files::{self, Chosen, Entry};
 use super::{
     Architecture, Format, ModelError, ModelFacts, ModelRequest, gguf, parse_config, safetensors,
@@ -226,8 +226,8 @@ impl Call<'_> {
         let mut tree = self.hub.endpoint.url(segments.chain(["tree", &commit]));
         tree.set_query(Some("recursive=true"));
         let entries = self.tree(tree).await?;
-        let chosen = files::choose(&entries, self.request.file.as_deref())
-            .map_err(|e| self.not_supported(e))?;
+        let chosen =
+            files::choose(&entries, self.request.file.as_deref()).map_err(|e| self.rejected(e))?;
         match chosen.format {
             Format::Safetensors => self.safetensors_facts(commit, chosen).await,
             Format::Gguf => self.gguf_facts(commit, chosen).await,
@@ -271,7 +271,7 @@ impl Call<'_> {
             )));
         }
         let config = serde_json::from_slice(&config)
-            .map_err(|e| self.not_supported(format!("its config.json is not JSON: {e}")))?;
+            .map_err(|e| self.invalid(format!("its config.json is not JSON: {e}")))?;
         let Architecture {
             name,
             layers,
@@ -282,7 +282,7 @@ impl Call<'_> {
             kv,
             dtype,
             quantization,
-        } = parse_config(&config).map_err(|e| self.not_supported(e.to_string()))?;
+        } = parse_config(&config).map_err(|e| self.invalid(e.to_string()))?;
         let (weights_bytes, files) = self.safetensors_weights(&commit, chosen).await?;
         Ok(ModelFacts {
             request: self.request.clone(),
@@ -323,13 +323,10 @@ impl Call<'_> {
         let mut claimed = None;
         if let Some(index_path) = chosen.index.clone() {
             let bytes = self.file(commit, &index_path, 0, MAX_INDEX_BYTES).await?;
-            let index: Index = serde_json::from_slice(&bytes).map_err(|e| {
-                self.not_supported(format!("its {index_path} is not an index: {e}"))
-            })?;
+            let index: Index = serde_json::from_slice(&bytes)
+                .map_err(|e| self.invalid(format!("its {index_path} is not an index: {e}")))?;
             let names = index.weight_map.into_values().collect();
-            chosen
-                .keep_weights(&names)
-                .map_err(|e| self.not_supported(e))?;
+            chosen.keep_weights(&names).map_err(|e| self.rejected(e))?;
             claimed = index.metadata.and_then(|m| m.total_size).map(|n| n as u64);
         }
         let stored = chosen
@@ -363,12 +360,12 @@ impl Call<'_> {
         path: &str,
         size: u64,
     ) -> Result<u64, ModelError> {
-        let refuse = |e: HeaderError| self.not_supported(format!("{path}: {e}"));
+        let refuse = |e: HeaderError| self.invalid(format!("{path}: {e}"));
         let prefix = self.file(commit, path, 0, 8).await?;
         let length = safetensors::header_length(&prefix).map_err(refuse)?;
         let json = self.file(commit, path, 8, length).await?;
         if (json.len() as u64) < length {
-            return Err(self.not_supported(format!("{path} ends inside its own header")));
+            return Err(self.invalid(format!("{path} ends inside its own header")));
         }
         safetensors::parse_header(&json, size).map_err(refuse)
     }
@@ -385,7 +382,7 @@ impl Call<'_> {
         let weights_bytes = match header.tensor_bytes {
             Some(n) if chosen.weights.len() == 1 => {
                 if n > entry.size {
-                    return Err(self.not_supported(format!(
+                    return Err(self.invalid(format!(
                         "the header of {} describes {n} bytes of tensors, but the file has {}",
                         entry.path, entry.size
                     )));
@@ -432,7 +429,7 @@ impl Call<'_> {
             match gguf::parse(&bytes) {
                 Ok(header) => return Ok(header),
                 Err(HeaderError::Incomplete(_)) if ended || bytes.len() as u64 >= size => {
-                    return Err(self.not_supported(format!("{path} ends inside its own header")));
+                    return Err(self.invalid(format!("{path} ends inside its own header")));
                 }
                 // The reader itself refuses to go beyond its cap.
                 Err(HeaderError::Incomplete(n)) => {
@@ -442,7 +439,7 @@ impl Call<'_> {
                         .min(gguf::MAX_HEADER_BYTES);
                 }
                 Err(e @ HeaderError::Malformed(_)) => {
-                    return Err(self.not_supported(format!("{path}: {e}")));
+                    return Err(self.invalid(format!("{path}: {e}")));
                 }
             }
         }
@@ -586,12 +583,21 @@ impl Call<'_> {
         Ok(out)
     }
 
-    fn not_supported(&self, detail: String) -> ModelError {
-        ModelError::NotSupported {
+    fn rejected(&self, error: FilesError) -> ModelError {
+        ModelError::Rejected {
             repository: self.request.repository.clone(),
             revision: self.request.revision.clone(),
-            detail,
+            kind: error.kind,
+            detail: error.detail,
         }
+    }
+
+    fn not_supported(&self, detail: String) -> ModelError {
+        self.rejected(FilesError::new(Rejection::NotSupported, detail))
+    }
+
+    fn invalid(&self, detail: String) -> ModelError {
+        self.rejected(FilesError::new(Rejection::FilesInvalid, detail))
     }
 
     fn unavailable(&self, detail: String) -> ModelError {

@@ -169,7 +169,7 @@ async fn what_is_missing_is_named() {
     let model = resolve(stub(), request("acme/small", "main", None), None)
         .await
         .unwrap_err();
-    assert!(matches!(model, ModelError::NotSupported { .. }), "{model}");
+    assert!(matches!(model, ModelError::Rejected { .. }), "{model}");
 }
 
 #[tokio::test]

@@ -15,8 +15,9 @@ mod kv;
 mod safetensors;
 
 pub use architecture::{Architecture, parse_config};
-pub use error::ModelError;
+pub use error::{HeaderError, ModelError, Rejection};
 pub use gguf::{GgufHeader, parse as parse_gguf};
+pub(crate) use huggingface::chain;
 pub use huggingface::{Hub, HubEndpoint, check_path, check_repository, check_revision};
 pub use kv::{KvGroup, KvLayout};
 pub use safetensors::parse_header as parse_safetensors_header;

@@ -1,0 +1,520 @@
+//! The platform on a real cluster: scheduler, kubelets, container runtime, two workers with fake
+//! GPUs. Run by `hack/test e2e`; each test says what it needs where that is missing.
+//!
+//! The tests share the cluster's GPUs, so they run one at a time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use e2e::cluster::devices::{DRIVER, gpu_of, instances, wipe_slices};
+use e2e::cluster::hub::{SMOLLM, arm_fault, disarm_faults, put_repository, requests};
+use e2e::cluster::order::{Copy, Order, put_class};
+use e2e::cluster::{Cluster, PLATFORM_NAMESPACE, wait};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+type Outcome = anyhow::Result<()>;
+
+/// Tests take it for their whole run. Poisoning has no meaning: each test starts from its own namespace.
+static GPUS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+const QUESTION: &str = "What is the capital of France?";
+
+/// The variable in which the container finds the devices of its claim.
+fn devices_in(copy: &Copy) -> Vec<&str> {
+    copy.environment
+        .iter()
+        .filter(|(name, _)| name == "GPU_AI_DECKHOUSE_IO_DEVICES")
+        .flat_map(|(_, value)| value.split(','))
+        .collect()
+}
+
+/// A pod that holds the whole of one GPU, as a workload beside the platform's would.
+fn whole_gpu_pod(gpu_address: &str, node: &str) -> anyhow::Result<(ResourceClaim, Pod)> {
+    let selector = format!(r#"device.attributes["{DRIVER}"].pciAddress == "{gpu_address}""#);
+    let claim = serde_json::from_value(json!({
+        "metadata": { "name": "whole" },
+        "spec": { "devices": { "requests": [{
+            "name": "gpu",
+            "exactly": {
+                "deviceClassName": DRIVER,
+                "selectors": [{ "cel": { "expression": selector } }],
+            },
+        }] } },
+    }))?;
+    let pod = serde_json::from_value(json!({
+        "metadata": { "name": "whole" },
+        "spec": {
+            "nodeSelector": { "kubernetes.io/hostname": node },
+            "terminationGracePeriodSeconds": 1,
+            "resourceClaims": [{ "name": "gpu", "resourceClaimName": "whole" }],
+            "containers": [{
+                "name": "idle",
+                "image": "ai-inference/hub:dev",
+                "imagePullPolicy": "Never",
+                "resources": { "claims": [{ "name": "gpu" }] },
+            }],
+        },
+    }))?;
+    Ok((claim, pod))
+}
+
+fn running(pod: &Pod) -> bool {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        == Some("Running")
+}
+
+fn unschedulable(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| {
+        condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
+    })
+}
+
+/// Waits until a GPU's hardware holds exactly these instances: start → size.
+async fn expect_instances(
+    cluster: &Cluster,
+    node: &str,
+    gpu: &str,
+    expected: &BTreeMap<u64, u64>,
+) -> Outcome {
+    // The kubelet unprepares after the pod's object is gone, and nothing announces it.
+    let mut found = BTreeMap::new();
+    for _ in 0..60 {
+        found = instances(cluster, node, gpu).await?;
+        if found == *expected {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    anyhow::bail!("{gpu} of {node} holds the instances {found:?}, not {expected:?}")
+}
+
+/// The placement in memory slices that a partition's name tells: its start.
+fn start_of(device: &str) -> anyhow::Result<u64> {
+    device
+        .rsplit('-')
+        .next()
+        .context("an empty name")?
+        .parse()
+        .context("no start in the name")
+}
+
+#[tokio::test]
+async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted() -> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("sharing").await?;
+    put_class(
+        &cluster.client,
+        "e2e-whole",
+        json!({ "allowedPlacementTypes": ["WholeDevice"] }),
+    )
+    .await?;
+
+    let first = Order::file(&cluster, &namespace, "first", "default-llm", SMOLLM).await?;
+    let second = Order::file(&cluster, &namespace, "second", "default-llm", SMOLLM).await?;
+    let whole = Order::file(&cluster, &namespace, "whole-llm", "e2e-whole", SMOLLM).await?;
+    let served = first.ready().await?;
+    second.ready().await?;
+    whole.ready().await?;
+
+    // A-070: the smallest partition that holds the model, not a whole card.
+    let plan = served
+        .status
+        .as_ref()
+        .and_then(|status| status.plan.as_ref());
+    let plan = plan.context("the order has no plan")?;
+    ensure!(
+        plan.profile.as_deref() == Some("1g.10gb"),
+        "planned {plan:?}"
+    );
+
+    let mut devices = Vec::new();
+    for order in [&first, &second, &whole] {
+        let allocated = order.devices().await?;
+        ensure!(allocated.len() == 1, "{} holds {allocated:?}", order.name);
+        let copy = order.first_copy().await?;
+        let (node, device) = &allocated[0];
+        ensure!(
+            copy.node == *node,
+            "{} runs on {}, its device is on {node}",
+            order.name,
+            copy.node
+        );
+        ensure!(
+            devices_in(&copy) == [device.as_str()],
+            "{} is told {:?}, its claim holds {device}",
+            order.name,
+            devices_in(&copy)
+        );
+        let answer = order.chat(QUESTION).await?;
+        ensure!(
+            answer.contains("Paris"),
+            "{} answered: {answer}",
+            order.name
+        );
+        devices.push(allocated[0].clone());
+    }
+    let [(node, one), (second_node, two), (_, third)] = &devices[..] else {
+        anyhow::bail!("three devices were expected: {devices:?}");
+    };
+    let gpu = gpu_of(one);
+    ensure!(
+        one != two && node == second_node && gpu == gpu_of(two),
+        "two GPUs for two small orders: {devices:?}"
+    );
+    ensure!(
+        gpu_of(third) == third,
+        "the third is no whole device: {third}"
+    );
+
+    let (status, _) = first.ask(QUESTION, None).await?;
+    ensure!(
+        status == "401",
+        "without a token the order answered {status}"
+    );
+
+    // The hardware holds what the claims say, and loses it with the order.
+    let (start_one, start_two) = (start_of(one)?, start_of(two)?);
+    expect_instances(
+        &cluster,
+        node,
+        gpu,
+        &BTreeMap::from([(start_one, 1), (start_two, 1)]),
+    )
+    .await?;
+    first.delete().await?;
+    expect_instances(&cluster, node, gpu, &BTreeMap::from([(start_two, 1)])).await?;
+    ensure!(
+        first.devices().await?.is_empty(),
+        "a deleted order holds a claim"
+    );
+
+    // While one partition stands, the whole card cannot be had; afterwards it can.
+    let address = gpu.strip_prefix("gpu-").context("a GPU's name")?;
+    let mut parts = address.splitn(4, '-');
+    let mut part = || parts.next().context("a GPU's name holds its PCI address");
+    let address = format!("{}:{}:{}.{}", part()?, part()?, part()?, part()?);
+    let (claim, pod) = whole_gpu_pod(&address, node)?;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &namespace);
+    let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &namespace);
+    claims.create(&PostParams::default(), &claim).await?;
+    pods.create(&PostParams::default(), &pod).await?;
+    wait::until(
+        &pods,
+        "whole",
+        "wait for the card",
+        wait::SHORT,
+        unschedulable,
+    )
+    .await?;
+    second.delete().await?;
+    expect_instances(&cluster, node, gpu, &BTreeMap::new()).await?;
+    wait::until(&pods, "whole", "run on the freed card", wait::LONG, running).await?;
+
+    cluster.delete_namespace(&namespace).await
+}
+
+#[tokio::test]
+async fn restarts_under_a_serving_copy_disturb_nothing() -> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("restarts").await?;
+    let order = Order::file(&cluster, &namespace, "steady", "default-llm", SMOLLM).await?;
+    order.ready().await?;
+    let before = order.first_copy().await?;
+    let devices = order.devices().await?;
+    let undisturbed = async |what: &str| -> Outcome {
+        let now = order.first_copy().await?;
+        ensure!(
+            now.container_id == before.container_id,
+            "{what} replaced the container"
+        );
+        ensure!(order.devices().await? == devices, "{what} moved the claim");
+        let answer = order
+            .chat(QUESTION)
+            .await
+            .with_context(|| format!("after {what}"))?;
+        ensure!(
+            answer.contains("Paris"),
+            "after {what} the order answered: {answer}"
+        );
+        Ok(())
+    };
+
+    restart_pods(&cluster, "node-plugin", Some(&before.node)).await?;
+    undisturbed("a restart of the node plugin").await?;
+
+    restart_kubelet(&cluster, &before.node).await?;
+    undisturbed("a restart of the kubelet").await?;
+
+    restart_pods(&cluster, "controller", None).await?;
+    order.ready().await?;
+    undisturbed("a restart of the controller").await?;
+
+    // What was prepared before the restarts is still known: it can be given back.
+    let (node, device) = devices.first().context("the order holds no device")?;
+    order.delete().await?;
+    expect_instances(&cluster, node, gpu_of(device), &BTreeMap::new()).await?;
+    cluster.delete_namespace(&namespace).await
+}
+
+/// Deletes the platform's pods of one component and waits until it is available again.
+async fn restart_pods(cluster: &Cluster, component: &str, node: Option<&str>) -> Outcome {
+    let client = cluster.client.clone();
+    let pods: Api<Pod> = Api::namespaced(client.clone(), PLATFORM_NAMESPACE);
+    let mut selected = ListParams::default().labels(&format!("app.kubernetes.io/name={component}"));
+    if let Some(node) = node {
+        selected = selected.fields(&format!("spec.nodeName={node}"));
+    }
+    let old = pods.list(&selected).await?;
+    ensure!(
+        !old.items.is_empty(),
+        "{component} has no pod in {PLATFORM_NAMESPACE}"
+    );
+    for pod in &old {
+        pods.delete(&pod.name_any(), &DeleteParams::default())
+            .await?;
+    }
+    for pod in &old {
+        wait::gone(&pods, &pod.name_any(), wait::LONG).await?;
+    }
+    if node.is_some() {
+        let daemons: Api<DaemonSet> = Api::namespaced(client, PLATFORM_NAMESPACE);
+        wait::until(
+            &daemons,
+            component,
+            "be available on every node",
+            wait::LONG,
+            |daemon| {
+                daemon.status.as_ref().is_some_and(|status| {
+                    status.number_available == Some(status.desired_number_scheduled)
+                })
+            },
+        )
+        .await?;
+    } else {
+        let deployments: Api<Deployment> = Api::namespaced(client, PLATFORM_NAMESPACE);
+        wait::until(
+            &deployments,
+            component,
+            "be available",
+            wait::LONG,
+            |deployment| {
+                let wanted = deployment.spec.replicas;
+                deployment
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.available_replicas)
+                    == wanted
+            },
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+async fn restart_kubelet(cluster: &Cluster, node: &str) -> Outcome {
+    let heartbeat = |node: &Node| {
+        let conditions = node
+            .status
+            .as_ref()
+            .and_then(|status| status.conditions.as_ref());
+        conditions
+            .into_iter()
+            .flatten()
+            .find(|condition| condition.type_ == "Ready" && condition.status == "True")
+            .and_then(|condition| condition.last_heartbeat_time.clone())
+    };
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let before = heartbeat(&nodes.get(node).await?);
+    cluster
+        .on_node(node, &["systemctl", "restart", "kubelet"])
+        .await?;
+    wait::until(
+        &nodes,
+        node,
+        "report again after its kubelet restarted",
+        wait::LONG,
+        |state| {
+            let now = heartbeat(state);
+            now.is_some() && now != before
+        },
+    )
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_model_that_fits_nowhere_is_refused_for_capacity() -> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("exhausted").await?;
+    put_repository(&cluster, "acme/giant", giant_model()).await?;
+    let order = Order::file(&cluster, &namespace, "giant", "default-llm", "acme/giant").await?;
+    // A-106: every allowed device class was searched; this is about capacity.
+    let message = order.refused("Planned", "ResourceClaimExhausted").await?;
+    ensure!(
+        message.contains("mig.ai.deckhouse.io"),
+        "no device class is named: {message}"
+    );
+    ensure!(
+        order.devices().await?.is_empty(),
+        "a refused order holds a device"
+    );
+    cluster.delete_namespace(&namespace).await
+}
+
+/// A Llama of 400 GB, more than any card has: sizes and headers alone.
+fn giant_model() -> serde_json::Value {
+    let bytes: u64 = 400_000_000_000;
+    json!({
+        "config.json": { "text": json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 16384,
+            "intermediate_size": 53248,
+            "num_hidden_layers": 126,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 8192,
+            "vocab_size": 128256,
+            "torch_dtype": "bfloat16",
+        }).to_string() },
+        "tokenizer.json": { "text": "{}" },
+        "model.safetensors": {
+            "safetensorsHeader": {
+                "model.embed_tokens.weight": {
+                    "dtype": "BF16",
+                    "shape": [bytes / 2],
+                    "data_offsets": [0, bytes],
+                },
+            },
+            "size": bytes + 8 + safetensors_header_length(bytes),
+        },
+    })
+}
+
+fn safetensors_header_length(bytes: u64) -> u64 {
+    let header = json!({ "model.embed_tokens.weight": {
+        "dtype": "BF16", "shape": [bytes / 2], "data_offsets": [0, bytes],
+    } });
+    header.to_string().len() as u64
+}
+
+#[tokio::test]
+async fn a_selector_that_cannot_be_judged_points_at_the_class_and_not_at_capacity() -> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("undecidable").await?;
+    // It compiles, and fails on every device: nothing publishes this attribute.
+    let expression = format!(r#"device.attributes["{DRIVER}"].colour == "green""#);
+    let policy = json!({
+        "allowedPlacementTypes": ["WholeDevice", "Partition"],
+        "selectors": [{ "cel": { "expression": expression } }],
+    });
+    put_class(&cluster.client, "e2e-broken", policy).await?;
+    let order = Order::file(&cluster, &namespace, "undecided", "e2e-broken", SMOLLM).await?;
+    // A-106.
+    let message = order.refused("Planned", "PlacementUndecidable").await?;
+    ensure!(
+        message.contains("colour"),
+        "the expression is not named: {message}"
+    );
+    cluster.delete_namespace(&namespace).await
+}
+
+#[tokio::test]
+async fn a_source_that_is_missing_or_no_model_is_refused_by_name() -> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("sources").await?;
+    put_repository(
+        &cluster,
+        "acme/notes",
+        json!({ "README.md": { "text": "Not a model." } }),
+    )
+    .await?;
+    let missing = Order::file(&cluster, &namespace, "missing", "default-llm", "acme/none").await?;
+    let notes = Order::file(&cluster, &namespace, "notes", "default-llm", "acme/notes").await?;
+    let message = missing
+        .refused("ModelResolved", "ModelSourceNotFound")
+        .await?;
+    ensure!(
+        message.contains("acme/none"),
+        "the repository is not named: {message}"
+    );
+    let message = notes.refused("ModelResolved", "ModelNotSupported").await?;
+    ensure!(
+        message.contains("acme/notes"),
+        "the repository is not named: {message}"
+    );
+    cluster.delete_namespace(&namespace).await
+}
+
+#[tokio::test]
+async fn wiped_slices_are_published_again_within_seconds() -> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let took = wipe_slices(&cluster, wait::SHORT).await?;
+    ensure!(
+        took < Duration::from_secs(10),
+        "the slices came back after {took:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_download_that_breaks_off_goes_on_where_it_stopped() -> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("resume").await?;
+    let seen = requests(&cluster).await?.len();
+    // Every answer breaks off after 30 MB of a file of 98 MB.
+    arm_fault(
+        &cluster,
+        json!({ "pathContains": "/resolve/", "cutAfterBytes": 30_000_000 }),
+    )
+    .await?;
+    let order = Order::file(&cluster, &namespace, "resumed", "default-llm", SMOLLM).await?;
+    let served = order.ready().await?;
+    disarm_faults(&cluster).await?;
+    let download = served
+        .status
+        .and_then(|status| status.model)
+        .and_then(|model| model.download);
+    let percent = download.map(|download| download.percent);
+    ensure!(
+        percent == Some(100),
+        "a served model is downloaded by {percent:?} percent"
+    );
+    let journal = requests(&cluster).await?;
+    let resumed = journal.iter().skip(seen).any(|request| {
+        let start = request
+            .range
+            .as_deref()
+            .and_then(|range| range.strip_prefix("bytes="));
+        let start = start
+            .and_then(|range| range.split('-').next())
+            .and_then(|first| first.parse().ok());
+        request.status == 206 && start.is_some_and(|start: u64| start >= 10_000_000)
+    });
+    ensure!(
+        resumed,
+        "no download went on from where it stopped: {:?}",
+        &journal[seen..]
+    );
+    cluster.delete_namespace(&namespace).await
+}

@@ -5,9 +5,18 @@
 //! only crate that may name a CEL implementation.
 
 mod attribute;
+mod check;
+mod library;
+mod meter;
 mod quantity;
+mod selector;
+mod values;
 mod version;
+
+#[cfg(test)]
+mod tests;
 
 pub use attribute::AttributeValue;
 pub use quantity::{Quantity, QuantityError};
+pub use selector::{CompileError, DeviceFacts, EvaluationError, MAX_EXPRESSION_BYTES, Selector};
 pub use version::{Version, VersionError};

@@ -58,41 +58,26 @@ impl Version {
     /// # Errors
     /// When the text is no version even so.
     pub fn normalized(text: &str) -> Result<Self, VersionError> {
+        let error = |reason| VersionError {
+            text: text.to_owned(),
+            reason,
+        };
+        // Suffixes may hold dots, so that only the first two split.
         let bare = text.strip_prefix('v').unwrap_or(text);
-        let core_end = bare.find(['-', '+']).unwrap_or(bare.len());
-        let (core, rest) = bare.split_at(core_end);
-        let parts: Vec<&str> = core.split('.').collect();
-        // As the reference does, a short version takes no pre-release or build.
-        if parts.len() < 3 && !rest.is_empty() {
-            return Err(VersionError {
-                text: text.to_owned(),
-                reason: "a short version takes no suffix",
-            });
+        let mut parts: Vec<String> = bare.splitn(3, '.').map(without_leading_zeros).collect();
+        if parts.len() < 3 {
+            // As the reference does, a short version takes no suffix.
+            if bare.contains(['+', '-']) {
+                return Err(error(
+                    "a version of fewer than three numbers takes no suffix",
+                ));
+            }
+            parts.resize(3, "0".to_owned());
         }
-        if parts.len() > 3 {
-            return Err(VersionError {
-                text: text.to_owned(),
-                reason: "it has more than three numbers",
-            });
-        }
-        let mut numbers: Vec<&str> = parts
-            .iter()
-            .map(|part| {
-                let trimmed = part.trim_start_matches('0');
-                if trimmed.is_empty() && !part.is_empty() {
-                    "0"
-                } else {
-                    trimmed
-                }
-            })
-            .collect();
-        numbers.resize(3, "0");
-        format!("{}{rest}", numbers.join("."))
+        parts
+            .join(".")
             .parse()
-            .map_err(|error: VersionError| VersionError {
-                text: text.to_owned(),
-                reason: error.reason,
-            })
+            .map_err(|failure: VersionError| error(failure.reason))
     }
 }
 
@@ -144,6 +129,18 @@ impl FromStr for Version {
             pre,
             build,
         })
+    }
+}
+
+fn without_leading_zeros(part: &str) -> String {
+    if part.len() < 2 {
+        return part.to_owned();
+    }
+    let trimmed = part.trim_start_matches('0');
+    if trimmed.starts_with(|c: char| c.is_ascii_digit()) {
+        trimmed.to_owned()
+    } else {
+        format!("0{trimmed}")
     }
 }
 

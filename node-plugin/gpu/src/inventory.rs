@@ -173,20 +173,29 @@ pub struct PciAddress {
 
 /// A text that is not a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a PCI address: want domain:bus:device.function in hexadecimal, such as 0000:65:00.0")]
+#[error(
+    "{0:?} is not a PCI address: want domain:bus:device.function in hexadecimal, such as 0000:65:00.0"
+)]
 pub struct PciAddressError(pub String);
 
 impl PciAddress {
     /// The address as part of a DNS label: `0000-65-00-0`.
     #[must_use]
     pub fn dns_label(self) -> String {
-        format!("{:04x}-{:02x}-{:02x}-{:x}", self.domain, self.bus, self.device, self.function)
+        format!(
+            "{:04x}-{:02x}-{:02x}-{:x}",
+            self.domain, self.bus, self.device, self.function
+        )
     }
 }
 
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
+        write!(
+            f,
+            "{:04x}:{:02x}:{:02x}.{:x}",
+            self.domain, self.bus, self.device, self.function
+        )
     }
 }
 

@@ -1,0 +1,85 @@
+//! Where NVML is.
+//!
+//! In: a path, or the root of a driver installation. Out: the library's path.
+//! Never: a search of the running container's own folders, whose library would not
+//! match the host's kernel driver.
+
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Which NVML to load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Library {
+    /// This file.
+    Path(PathBuf),
+    /// The first `libnvidia-ml.so.1` in the usual folders under this root, which is `/`
+    /// for a driver on the host and `/run/nvidia/driver` for one in a container.
+    InDriverRoot(PathBuf),
+}
+
+const FOLDERS: [&str; 9] = [
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib",
+    "usr/local/nvidia/lib64",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "lib",
+];
+
+impl Library {
+    /// The file to load.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`] with the places that were searched when there is none.
+    pub fn locate(&self) -> Result<PathBuf, Error> {
+        let candidates: Vec<PathBuf> = match self {
+            Self::Path(path) => vec![path.clone()],
+            Self::InDriverRoot(root) => FOLDERS.iter().map(|folder| root.join(folder)).collect(),
+        };
+        let file = |candidate: &PathBuf| match self {
+            Self::Path(_) => candidate.clone(),
+            Self::InDriverRoot(_) => candidate.join("libnvidia-ml.so.1"),
+        };
+        candidates
+            .iter()
+            .map(file)
+            .find(|path| Path::is_file(path))
+            .ok_or(Error::NoDriver {
+                searched: candidates,
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_found_in_a_usual_folder_of_the_driver_root() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("usr/lib/x86_64-linux-gnu");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("libnvidia-ml.so.1"), "").unwrap();
+        let found = Library::InDriverRoot(root.path().to_owned())
+            .locate()
+            .unwrap();
+        assert_eq!(found, folder.join("libnvidia-ml.so.1"));
+    }
+
+    #[test]
+    fn a_missing_library_names_what_was_searched() {
+        let error = Library::InDriverRoot("/nowhere".into())
+            .locate()
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("no NVIDIA driver on this node"),
+            "{error}"
+        );
+        assert!(error.contains("/nowhere/usr/lib64"), "{error}");
+    }
+}

@@ -1,5 +1,6 @@
 //! A Hugging Face-compatible hub on a folder of repositories. See the module `e2e::hub`.
 
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -20,7 +21,9 @@ struct Options {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    tracing_subscriber::fmt().init();
+    tracing_subscriber::fmt()
+        .with_ansi(std::io::stdout().is_terminal())
+        .init();
     let options = Options::parse();
     let root = options.root.clone();
     let repositories = tokio::task::spawn_blocking(move || read_repositories(&root)).await??;

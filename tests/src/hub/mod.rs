@@ -204,8 +204,8 @@ async fn model_at_revision(
 fn model_information(repository: &Repository) -> Response {
     let siblings: Vec<_> = repository
         .files
-        .keys()
-        .map(|path| json!({ "rfilename": path }))
+        .iter()
+        .map(|(path, file)| sibling(path, file))
         .collect();
     axum::Json(json!({
         "id": repository.id,
@@ -218,6 +218,15 @@ fn model_information(repository: &Repository) -> Response {
         "siblings": siblings,
     }))
     .into_response()
+}
+
+/// A file as model information lists it, with what a real hub adds for `?blobs=true`.
+fn sibling(path: &str, file: &RepositoryFile) -> serde_json::Value {
+    let mut sibling = json!({ "rfilename": path, "size": file.size, "blobId": &file.sha256[..40] });
+    if file.large {
+        sibling["lfs"] = json!({ "sha256": file.sha256, "size": file.size, "pointerSize": 134 });
+    }
+    sibling
 }
 
 async fn tree(

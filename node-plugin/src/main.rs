@@ -1,3 +1,48 @@
-//! The thin shell around the library.
+//! The thin shell around the library: options, logging, signals.
 
-fn main() {}
+use anyhow::Context;
+use clap::Parser;
+use node_plugin::options::Options;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .json()
+        .flatten_event(true)
+        .with_env_filter(filter)
+        .init();
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .map_err(|_| anyhow::anyhow!("a TLS provider was installed already"))?;
+    // Few threads: each has its own memory arena, and one waits for NVML or the disk.
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(16)
+        .enable_all()
+        .build()?
+        .block_on(serve(options))
+}
+
+async fn serve(options: Options) -> anyhow::Result<()> {
+    let config = kube::Config::infer()
+        .await
+        .context("no cluster to talk to")?;
+    let client = kube::Client::try_from(config)?;
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let stopping = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("Stopping.");
+        stopping.cancel();
+    });
+    node_plugin::run(options, client, stop).await
+}

@@ -1,0 +1,140 @@
+//! What a claim's allocation asks of this driver.
+//!
+//! In: a ResourceClaim and the identity that the kubelet gave. Out: this driver's
+//! devices in it, each with its base request. Never: another driver's results or
+//! configuration.
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+use super::checkpoint::ClaimRef;
+use super::config;
+use crate::DRIVER;
+
+/// One device that the scheduler gave to the claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allocated {
+    /// The request, without a subrequest.
+    pub request: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub device: String,
+    /// The share of the device, where several claims hold it.
+    pub share_id: Option<String>,
+    /// Granted for administration.
+    pub admin_access: bool,
+}
+
+/// A claim that cannot be prepared as it stands.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllocationError {
+    /// Another claim has taken the name.
+    #[error(
+        "the claim was replaced: its UID is now {found}; the pod that refers to it has to be recreated"
+    )]
+    Replaced {
+        /// The UID of the claim that is there.
+        found: String,
+    },
+    /// The scheduler has not allocated it, or the allocation was taken back.
+    #[error(
+        "the claim is not allocated; it has to be allocated by the scheduler before a pod can use it"
+    )]
+    NotAllocated,
+    /// A device of a pool that is not this node's.
+    #[error("request {request}: device {device} is in pool {pool}, this node serves pool {node}")]
+    WrongPool {
+        /// The request.
+        request: String,
+        /// The device.
+        device: String,
+        /// The pool it is in.
+        pool: String,
+        /// This node's pool.
+        node: String,
+    },
+    /// A configuration for this driver that it does not understand.
+    #[error("{requests}: the opaque configuration of driver {DRIVER} ({source_of_config}) is not valid: {reason}; correct it in the claim, its template or its device class", source_of_config = .origin)]
+    Config {
+        /// The requests it is for.
+        requests: String,
+        /// `FromClass` or `FromClaim`.
+        origin: String,
+        /// Which field is wrong.
+        reason: String,
+    },
+}
+
+/// Reads this driver's part of an allocation.
+///
+/// # Errors
+/// When the claim is another one, is not allocated, or asks for what cannot be done.
+pub fn read(
+    object: &ResourceClaim,
+    claim: &ClaimRef,
+    node: &str,
+) -> Result<Vec<Allocated>, AllocationError> {
+    let found = object.metadata.uid.as_deref().unwrap_or_default();
+    if found != claim.uid {
+        return Err(AllocationError::Replaced {
+            found: found.to_owned(),
+        });
+    }
+    let allocation = object
+        .status
+        .as_ref()
+        .and_then(|status| status.allocation.as_ref());
+    let allocation = allocation.ok_or(AllocationError::NotAllocated)?;
+    let Some(devices) = allocation.devices.as_ref() else {
+        return Ok(Vec::new());
+    };
+
+    for entry in devices.config.iter().flatten() {
+        let Some(opaque) = entry
+            .opaque
+            .as_ref()
+            .filter(|opaque| opaque.driver == DRIVER)
+        else {
+            continue;
+        };
+        config::decode(&opaque.parameters.0).map_err(|reason| AllocationError::Config {
+            requests: match entry.requests.as_deref() {
+                None | Some([]) => "all requests".to_owned(),
+                Some([one]) => format!("request {one}"),
+                Some(several) => format!("requests {}", several.join(", ")),
+            },
+            origin: entry.source.clone(),
+            reason,
+        })?;
+    }
+
+    devices
+        .results
+        .iter()
+        .flatten()
+        .filter(|result| result.driver == DRIVER)
+        .map(|result| {
+            let request = result
+                .request
+                .split('/')
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            if result.pool != node {
+                return Err(AllocationError::WrongPool {
+                    request,
+                    device: result.device.clone(),
+                    pool: result.pool.clone(),
+                    node: node.to_owned(),
+                });
+            }
+            Ok(Allocated {
+                request,
+                pool: result.pool.clone(),
+                device: result.device.clone(),
+                share_id: result.share_id.clone(),
+                admin_access: result.admin_access.unwrap_or(false),
+            })
+        })
+        .collect()
+}

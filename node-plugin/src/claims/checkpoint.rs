@@ -1,0 +1,518 @@
+//! The write-ahead checkpoint: one file for each claim.
+//!
+//! In: records. Out: records as they were last written, or the fact that a file
+//! cannot be trusted. Never: a record that a crash could tear, and never one broken
+//! file that hides the others.
+//!
+//! A file is a header line (`{"version":1,"sha256":"…"}`) and a JSON payload. The
+//! checksum covers the payload's raw bytes, so that a field added by a later release
+//! can never turn an old file into a corrupt one, and unknown fields are skipped.
+//! Writing is: temporary file, fsync, rename, fsync of the folder.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use gpu::{PciAddress, Placement};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// The format that this release writes; it reads this one and every earlier one.
+const VERSION: u32 = 1;
+
+/// A claim by name and identity.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ClaimRef {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+impl std::fmt::Display for ClaimRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{} (UID {})", self.namespace, self.name, self.uid)
+    }
+}
+
+/// How far a claim has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// The hardware may have been touched: what is recorded has to be undone.
+    PrepareStarted,
+    /// The answer was, or may be, given to the kubelet.
+    PrepareCompleted,
+}
+
+/// The ids of a MIG instance after it was created.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstanceIds {
+    /// The GPU instance.
+    pub gpu_instance: u32,
+    /// The compute instance in it.
+    pub compute_instance: u32,
+    /// The MIG device's UUID.
+    pub uuid: String,
+}
+
+/// The hardware behind a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase",
+    tag = "type"
+)]
+pub enum Target {
+    /// The whole of a GPU.
+    Whole {
+        /// The GPU.
+        pci: PciAddress,
+        /// Its UUID when the claim was prepared.
+        uuid: String,
+        /// The minor number of its device node.
+        minor: u32,
+    },
+    /// A partition of a GPU.
+    Partition {
+        /// The GPU.
+        pci: PciAddress,
+        /// The GPU's UUID when the claim was prepared.
+        uuid: String,
+        /// The minor number of the GPU's device node.
+        minor: u32,
+        /// The profile's name.
+        profile: String,
+        /// The profile's id.
+        profile_id: u32,
+        /// Where it sits.
+        placement: Placement,
+        /// An administrator made it: it is used and left alone.
+        adopted: bool,
+        /// Its ids, known once it exists.
+        instance: Option<InstanceIds>,
+    },
+}
+
+impl Target {
+    /// The GPU it is on.
+    #[must_use]
+    pub fn pci(&self) -> PciAddress {
+        match self {
+            Self::Whole { pci, .. } | Self::Partition { pci, .. } => *pci,
+        }
+    }
+
+    /// Whether the two would use the same hardware.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        if self.pci() != other.pci() {
+            return false;
+        }
+        match (self, other) {
+            (Self::Partition { placement: a, .. }, Self::Partition { placement: b, .. }) => {
+                a.overlaps(*b)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// One device of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PreparedDevice {
+    /// The request it was allocated for, without a subrequest.
+    pub request: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub device: String,
+    /// The share of the device, where several claims hold it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
+    /// Granted for administration: it excludes nobody.
+    #[serde(default)]
+    pub admin_access: bool,
+    /// The hardware behind it.
+    pub target: Target,
+    /// The CDI devices for the container runtime.
+    pub cdi_device_ids: Vec<String>,
+}
+
+/// What is known of one claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// The boot in which it was prepared: MIG instances do not survive a reboot.
+    pub boot_id: String,
+    /// How far it came.
+    pub stage: Stage,
+    /// Its devices.
+    pub devices: Vec<PreparedDevice>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    sha256: String,
+}
+
+/// A checkpoint that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The disk did not do it.
+    #[error(
+        "cannot {action} the checkpoint {path}: {source}; check the disk and the folder's permissions"
+    )]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is not what was written.
+    #[error("the checkpoint {path} is corrupt: {reason}")]
+    Corrupt {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A later release wrote the file.
+    #[error(
+        "the checkpoint {path} has version {version}, this release reads up to {VERSION}; run the release that wrote it, or drain the node and delete the file"
+    )]
+    TooNew {
+        /// Which file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+    /// A UID that cannot be a file name.
+    #[error("{0:?} is not the UID of a claim")]
+    Uid(String),
+}
+
+/// The folder of checkpoints.
+#[derive(Debug)]
+pub struct Checkpoints {
+    folder: PathBuf,
+}
+
+impl Checkpoints {
+    /// Opens the folder, creating it if it is missing, and clears what an interrupted
+    /// write left.
+    ///
+    /// # Errors
+    /// When the folder cannot be made or read.
+    pub fn open(folder: PathBuf) -> Result<Self, CheckpointError> {
+        let error = |action, source| CheckpointError::Io {
+            action,
+            path: folder.clone(),
+            source,
+        };
+        fs::create_dir_all(&folder).map_err(|e| error("create the folder of", e))?;
+        Ok(Self { folder })
+    }
+
+    /// The file of a claim.
+    ///
+    /// # Errors
+    /// When the UID is not one.
+    pub fn path(&self, uid: &str) -> Result<PathBuf, CheckpointError> {
+        let plain = uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        if uid.is_empty() || uid.len() > 100 || !plain {
+            return Err(CheckpointError::Uid(uid.to_owned()));
+        }
+        Ok(self.folder.join(format!("{uid}.json")))
+    }
+
+    /// Reads the record of a claim; `None` where there is none.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not what was written.
+    pub fn read(&self, uid: &str) -> Result<Option<Record>, CheckpointError> {
+        read(&self.path(uid)?)
+    }
+
+    /// Writes a record so that it survives a crash at any moment.
+    ///
+    /// # Errors
+    /// When the disk refuses; the earlier record is then still there.
+    pub fn write(&self, record: &Record) -> Result<(), CheckpointError> {
+        let path = self.path(&record.claim.uid)?;
+        let error = |source| CheckpointError::Io {
+            action: "write",
+            path: path.clone(),
+            source,
+        };
+        let payload = serde_json::to_vec(record).map_err(|e| error(e.into()))?;
+        let header = Header {
+            version: VERSION,
+            sha256: digest(&payload),
+        };
+        let mut bytes = serde_json::to_vec(&header).map_err(|e| error(e.into()))?;
+        bytes.push(b'\n');
+        bytes.extend(payload);
+        write_durably(&path, &bytes).map_err(error)
+    }
+
+    /// Forgets a claim; one that is unknown is a success.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn remove(&self, uid: &str) -> Result<(), CheckpointError> {
+        let path = self.path(uid)?;
+        remove_durably(&path).map_err(|source| CheckpointError::Io {
+            action: "remove",
+            path,
+            source,
+        })
+    }
+
+    /// Reads every record, and what could not be read.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub fn all(&self) -> Result<(Vec<Record>, Vec<CheckpointError>), CheckpointError> {
+        let mut records = Vec::new();
+        let mut broken = Vec::new();
+        for path in self.files("json")? {
+            match read(&path) {
+                Ok(Some(record)) => records.push(record),
+                Ok(None) => {} // Removed since the folder was listed.
+                Err(error) => broken.push(error),
+            }
+        }
+        records.sort_by(|a, b| a.claim.uid.cmp(&b.claim.uid));
+        Ok((records, broken))
+    }
+
+    /// Puts a corrupt file aside, where it can be looked at and is in nobody's way.
+    ///
+    /// # Errors
+    /// When it cannot be moved.
+    pub fn quarantine(&self, path: &Path) -> Result<PathBuf, CheckpointError> {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".corrupt");
+        let aside = PathBuf::from(aside);
+        fs::rename(path, &aside).map_err(|source| CheckpointError::Io {
+            action: "put aside",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(aside)
+    }
+
+    fn files(&self, extension: &str) -> Result<Vec<PathBuf>, CheckpointError> {
+        let error = |source| CheckpointError::Io {
+            action: "list",
+            path: self.folder.clone(),
+            source,
+        };
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(&self.folder).map_err(error)? {
+            let path = entry.map_err(error)?.path();
+            let hidden = path
+                .file_name()
+                .is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+            if !hidden && path.extension().is_some_and(|e| e == extension) {
+                paths.push(path);
+            }
+        }
+        Ok(paths)
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Record>, CheckpointError> {
+    let corrupt = |reason: String| CheckpointError::Corrupt {
+        path: path.to_owned(),
+        reason,
+    };
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => {
+            return Err(CheckpointError::Io {
+                action: "read",
+                path: path.to_owned(),
+                source,
+            });
+        }
+    };
+    let end = bytes
+        .iter()
+        .position(|b| *b == b'\n')
+        .ok_or_else(|| corrupt("no header".into()))?;
+    let (header, payload) = (&bytes[..end], &bytes[end + 1..]);
+    let header: Header =
+        serde_json::from_slice(header).map_err(|e| corrupt(format!("bad header: {e}")))?;
+    if header.version > VERSION {
+        let path = path.to_owned();
+        return Err(CheckpointError::TooNew {
+            path,
+            version: header.version,
+        });
+    }
+    if header.sha256 != digest(payload) {
+        return Err(corrupt("the checksum does not match".into()));
+    }
+    let record =
+        serde_json::from_slice(payload).map_err(|e| corrupt(format!("bad record: {e}")))?;
+    Ok(Some(record))
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// Writes a file so that a reader sees the old one or the new one, also after a crash.
+pub(super) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let (folder, name) = split(path)?;
+    // The extension keeps CDI readers and `all` off; one writer for each path is what
+    // the claim's lock guarantees.
+    let mut temporary_name = std::ffi::OsString::from(".");
+    temporary_name.push(name);
+    temporary_name.push(".tmp");
+    let temporary = folder.join(temporary_name);
+    let mut file = File::create(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(folder)?.sync_all()
+}
+
+/// Removes a file and makes that survive a crash; a missing file is a success.
+pub(super) fn remove_durably(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Ok(()) => File::open(split(path)?.0)?.sync_all(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn split(path: &Path) -> io::Result<(&Path, &std::ffi::OsStr)> {
+    path.parent()
+        .zip(path.file_name())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file in a folder"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(uid: &str) -> Record {
+        Record {
+            claim: ClaimRef {
+                namespace: "ns".into(),
+                name: "claim".into(),
+                uid: uid.into(),
+            },
+            boot_id: "boot".into(),
+            stage: Stage::PrepareStarted,
+            devices: vec![PreparedDevice {
+                request: "gpu".into(),
+                pool: "node".into(),
+                device: "gpu-0000-65-00-0-mig-1g10gb-6".into(),
+                share_id: None,
+                admin_access: false,
+                target: Target::Partition {
+                    pci: "0000:65:00.0".parse().unwrap(),
+                    uuid: "GPU-1".into(),
+                    minor: 0,
+                    profile: "1g.10gb".into(),
+                    profile_id: 19,
+                    placement: Placement { start: 6, size: 1 },
+                    adopted: false,
+                    instance: None,
+                },
+                cdi_device_ids: vec![],
+            }],
+        }
+    }
+
+    #[test]
+    fn a_record_survives_and_is_forgotten_when_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path().join("claims")).unwrap();
+        assert_eq!(store.read("uid-1").unwrap(), None);
+        store.write(&record("uid-1")).unwrap();
+        assert_eq!(store.read("uid-1").unwrap(), Some(record("uid-1")));
+        store.remove("uid-1").unwrap();
+        store.remove("uid-1").unwrap();
+        assert_eq!(store.read("uid-1").unwrap(), None);
+    }
+
+    #[test]
+    fn a_flipped_byte_a_cut_file_and_garbage_are_corrupt_and_hide_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path().to_owned()).unwrap();
+        for uid in ["flipped", "cut", "garbage", "good"] {
+            store.write(&record(uid)).unwrap();
+        }
+        let flipped = store.path("flipped").unwrap();
+        let mut bytes = fs::read(&flipped).unwrap();
+        let last = bytes.len() - 2;
+        bytes[last] ^= 1;
+        fs::write(&flipped, bytes).unwrap();
+        let cut = store.path("cut").unwrap();
+        let bytes = fs::read(&cut).unwrap();
+        fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+        fs::write(store.path("garbage").unwrap(), "garbage").unwrap();
+
+        let (records, broken) = store.all().unwrap();
+        assert_eq!(records, [record("good")]);
+        assert_eq!(broken.len(), 3);
+        assert!(
+            broken
+                .iter()
+                .all(|e| matches!(e, CheckpointError::Corrupt { .. }))
+        );
+        store.quarantine(&flipped).unwrap();
+        assert_eq!(store.all().unwrap().1.len(), 2);
+    }
+
+    #[test]
+    fn an_unknown_field_is_skipped_and_a_later_version_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path().to_owned()).unwrap();
+        let mut value = serde_json::to_value(record("uid-1")).unwrap();
+        value["addedLater"] = serde_json::json!({"x": 1});
+        let payload = serde_json::to_vec(&value).unwrap();
+        let write = |version: u32| {
+            let mut bytes = serde_json::to_vec(&Header {
+                version,
+                sha256: digest(&payload),
+            })
+            .unwrap();
+            bytes.push(b'\n');
+            bytes.extend(&payload);
+            fs::write(store.path("uid-1").unwrap(), bytes).unwrap();
+        };
+        write(1);
+        assert_eq!(store.read("uid-1").unwrap(), Some(record("uid-1")));
+        write(2);
+        assert!(matches!(
+            store.read("uid-1"),
+            Err(CheckpointError::TooNew { version: 2, .. })
+        ));
+    }
+
+    #[test]
+    fn a_uid_cannot_leave_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path().to_owned()).unwrap();
+        assert!(matches!(store.path("../x"), Err(CheckpointError::Uid(_))));
+        assert!(matches!(store.path(""), Err(CheckpointError::Uid(_))));
+    }
+}

@@ -1,0 +1,622 @@
+//! The steps of preparing and unpreparing one claim, in order, each durable.
+//!
+//! In: a claim's allocation or its record. Out: hardware, CDI file and checkpoint that
+//! agree. Never: an await, a lock or a request to the API server; the caller holds the
+//! locks of the claim and of its GPUs, and runs this on a blocking thread.
+//!
+//! Prepare is: record `PrepareStarted`, act on the hardware, write the CDI file, record
+//! `PrepareCompleted`. Any of them may be the last before a crash. What is recorded as
+//! started is undone before it is tried again; what is recorded as completed is put
+//! back where it is missing, with the same answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpu::{Gpu, MigInstance, MigMode, PciAddress};
+
+use super::allocation::Allocated;
+use super::cdi::{self, CdiFiles};
+use super::checkpoint::{
+    CheckpointError, Checkpoints, ClaimRef, InstanceIds, PreparedDevice, Record, Stage, Target,
+};
+use super::driver::{Driver, DriverError, NodeFiles};
+use super::hardware::{Hardware, HardwareError};
+use crate::slices::names::{self, Named};
+
+/// A step after which a crash must be survivable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// `PrepareStarted` is on the disk.
+    Started,
+    /// The hardware is ready.
+    Acted,
+    /// The CDI file is there.
+    CdiWritten,
+    /// `PrepareCompleted` is on the disk.
+    Completed,
+    /// Unprepare: the CDI file is gone.
+    CdiRemoved,
+    /// Unprepare: the hardware is given back.
+    Released,
+    /// Unprepare: the record is gone.
+    Forgotten,
+}
+
+/// Why a claim could not be prepared or unprepared.
+#[derive(Debug, thiserror::Error)]
+pub enum CoreError {
+    /// The device is not on this node.
+    #[error(
+        "device {device} does not exist on this node; the GPU is gone or its partitions changed since the claim was allocated"
+    )]
+    UnknownDevice {
+        /// The device.
+        device: String,
+    },
+    /// Another claim holds the same hardware.
+    #[error(
+        "device {device} overlaps {other_device}, which claim {holder} holds; the claim can be prepared when that one is unprepared"
+    )]
+    Held {
+        /// The device that was asked for.
+        device: String,
+        /// The device that is in use.
+        other_device: String,
+        /// The claim that uses it.
+        holder: ClaimRef,
+    },
+    /// An administrator's MIG instance is in the way.
+    #[error(
+        "device {device} overlaps MIG instance {instance} on GPU {pci}, which no claim created; destroy it (nvidia-smi mig -dci/-dgi) or use another device"
+    )]
+    Foreign {
+        /// The device.
+        device: String,
+        /// The GPU instance id.
+        instance: u32,
+        /// The GPU.
+        pci: PciAddress,
+    },
+    /// Another card is at the address now.
+    #[error(
+        "device {device}: the GPU at {pci} is {found} now, the claim was prepared with {expected}; delete the pod and its claim"
+    )]
+    Swapped {
+        /// The device.
+        device: String,
+        /// The address.
+        pci: PciAddress,
+        /// The UUID that is there.
+        found: String,
+        /// The UUID that was recorded.
+        expected: String,
+    },
+    /// MIG mode needs a reset to change.
+    #[error(
+        "device {device}: MIG mode of GPU {pci} is on and cannot be switched off without a GPU reset"
+    )]
+    MigOn {
+        /// The device.
+        device: String,
+        /// The GPU.
+        pci: PciAddress,
+    },
+    /// The GPU refused.
+    #[error("device {device}: {source}")]
+    Hardware {
+        /// The device.
+        device: String,
+        /// NVML's error.
+        source: HardwareError,
+    },
+    /// A driver file is missing.
+    #[error("device {device}: {source}")]
+    Driver {
+        /// The device.
+        device: String,
+        /// What is missing.
+        source: DriverError,
+    },
+    /// The CDI file could not be written or removed.
+    #[error("cannot write the CDI file {path}: {source}; check the CDI folder")]
+    Cdi {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The checkpoint could not be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+/// A function that is called after each durable step; tests stop there.
+pub type StepHook = Arc<dyn Fn(Step) + Send + Sync>;
+
+/// The node's durable state.
+pub struct Core {
+    /// The checkpoints.
+    pub checkpoints: Checkpoints,
+    /// The CDI files.
+    pub cdi: CdiFiles,
+    /// The driver's files.
+    pub driver: Driver,
+    /// This boot.
+    pub boot_id: String,
+    /// Called after each durable step.
+    pub after: StepHook,
+}
+
+impl Core {
+    /// Prepares a claim, or returns what was prepared before.
+    ///
+    /// # Errors
+    /// With what was done undone, as far as the hardware lets it; what is left is
+    /// recorded and undone by the next attempt.
+    pub fn prepare(
+        &self,
+        hardware: &dyn Hardware,
+        driver_version: &str,
+        claim: &ClaimRef,
+        wanted: &[Allocated],
+    ) -> Result<Vec<PreparedDevice>, CoreError> {
+        match self.checkpoints.read(&claim.uid)? {
+            Some(record) if record.stage == Stage::PrepareCompleted && same(&record, wanted) => {
+                return self.restore(hardware, driver_version, record);
+            }
+            // Started, or allocated anew to other devices.
+            Some(record) => self.undo(hardware, &record)?,
+            None => {}
+        }
+
+        let gpus = self.read_gpus(hardware, wanted)?;
+        let others = self.others(&claim.uid)?;
+        let mut record = Record {
+            claim: claim.clone(),
+            boot_id: self.boot_id.clone(),
+            stage: Stage::PrepareStarted,
+            devices: Vec::with_capacity(wanted.len()),
+        };
+        for device in wanted {
+            record.devices.push(plan(&gpus, &others, claim, device)?);
+        }
+        refuse_overlap(&others, &record)?;
+        self.checkpoints.write(&record)?;
+        (self.after)(Step::Started);
+
+        match self.act(hardware, driver_version, &mut record) {
+            Ok(()) => Ok(record.devices),
+            Err(error) => {
+                if let Err(undo) = self.undo(hardware, &record) {
+                    tracing::error!(claim = %record.claim, error = %undo,
+                        "A failed prepare could not be undone; the next attempt starts with it.");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Undoes a claim; one that is unknown is a success.
+    ///
+    /// # Errors
+    /// When an instance is in use or the disk refuses; the record is then kept.
+    pub fn unprepare(&self, hardware: Option<&dyn Hardware>, uid: &str) -> Result<(), CoreError> {
+        match self.checkpoints.read(uid)? {
+            Some(record) => match hardware {
+                Some(hardware) => self.undo(hardware, &record),
+                None => self.undo(&NoHardware, &record),
+            },
+            None => self.remove_cdi(uid),
+        }
+    }
+
+    /// Puts back what a completed claim needs and that is gone: after a reboot its MIG
+    /// instances and its CDI file. The devices and their CDI ids stay the same.
+    fn restore(
+        &self,
+        hardware: &dyn Hardware,
+        driver_version: &str,
+        mut record: Record,
+    ) -> Result<Vec<PreparedDevice>, CoreError> {
+        for device in &record.devices {
+            let gpu = hardware
+                .gpu(device.target.pci())
+                .map_err(|source| CoreError::Hardware {
+                    device: device.device.clone(),
+                    source,
+                })?;
+            let (Target::Whole { uuid, .. } | Target::Partition { uuid, .. }) = &device.target;
+            if gpu.uuid != *uuid {
+                return Err(CoreError::Swapped {
+                    device: device.device.clone(),
+                    pci: gpu.pci,
+                    found: gpu.uuid,
+                    expected: uuid.clone(),
+                });
+            }
+        }
+        if record.boot_id != self.boot_id {
+            refuse_overlap(&self.others(&record.claim.uid)?, &record)?;
+        }
+        self.act(hardware, driver_version, &mut record)?;
+        Ok(record.devices)
+    }
+
+    /// Puts back what a completed claim is missing, if it is still the same record.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    pub fn restore_if_known(
+        &self,
+        hardware: &dyn Hardware,
+        driver_version: &str,
+        record: &Record,
+    ) -> Result<(), CoreError> {
+        match self.checkpoints.read(&record.claim.uid)? {
+            Some(now) if now == *record => self.restore(hardware, driver_version, now).map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Hardware, CDI file, `PrepareCompleted`; each only where it is not so already.
+    fn act(
+        &self,
+        hardware: &dyn Hardware,
+        driver_version: &str,
+        record: &mut Record,
+    ) -> Result<(), CoreError> {
+        let before = record.clone();
+        for device in &mut record.devices {
+            ready(hardware, device)?;
+        }
+        (self.after)(Step::Acted);
+
+        let files = self.files(record, driver_version)?;
+        let spec = cdi::spec(&record.claim, &record.devices, &files);
+        if !self.cdi.holds(&record.claim.uid, &spec) {
+            self.cdi
+                .write(&record.claim.uid, &spec)
+                .map_err(|source| CoreError::Cdi {
+                    path: self.cdi.path(&record.claim.uid),
+                    source,
+                })?;
+        }
+        (self.after)(Step::CdiWritten);
+
+        record.boot_id.clone_from(&self.boot_id);
+        record.stage = Stage::PrepareCompleted;
+        if *record != before {
+            self.checkpoints.write(record)?;
+        }
+        (self.after)(Step::Completed);
+        Ok(())
+    }
+
+    /// Gives everything back that a record names: CDI file, instances, the record.
+    fn undo(&self, hardware: &dyn Hardware, record: &Record) -> Result<(), CoreError> {
+        self.remove_cdi(&record.claim.uid)?;
+        (self.after)(Step::CdiRemoved);
+        for device in &record.devices {
+            release(hardware, device).map_err(|source| CoreError::Hardware {
+                device: device.device.clone(),
+                source,
+            })?;
+        }
+        (self.after)(Step::Released);
+        self.checkpoints.remove(&record.claim.uid)?;
+        (self.after)(Step::Forgotten);
+        Ok(())
+    }
+
+    fn remove_cdi(&self, uid: &str) -> Result<(), CoreError> {
+        self.cdi.remove(uid).map_err(|source| CoreError::Cdi {
+            path: self.cdi.path(uid),
+            source,
+        })
+    }
+
+    /// Reads each GPU that the claim names, once and as it is now.
+    fn read_gpus(
+        &self,
+        hardware: &dyn Hardware,
+        wanted: &[Allocated],
+    ) -> Result<BTreeMap<PciAddress, Gpu>, CoreError> {
+        let mut gpus = BTreeMap::new();
+        for device in wanted {
+            let pci = pci_of(&device.device).ok_or_else(|| CoreError::UnknownDevice {
+                device: device.device.clone(),
+            })?;
+            if let std::collections::btree_map::Entry::Vacant(entry) = gpus.entry(pci) {
+                let gpu = hardware.gpu(pci).map_err(|source| CoreError::Hardware {
+                    device: device.device.clone(),
+                    source,
+                })?;
+                entry.insert(gpu);
+            }
+        }
+        Ok(gpus)
+    }
+
+    /// The other claims of this boot. One from before a reboot holds nothing: its
+    /// containers and instances are gone.
+    fn others(&self, uid: &str) -> Result<Vec<Record>, CoreError> {
+        let (mut records, _) = self.checkpoints.all()?;
+        records.retain(|other| other.claim.uid != uid && other.boot_id == self.boot_id);
+        Ok(records)
+    }
+
+    fn files(&self, record: &Record, driver_version: &str) -> Result<NodeFiles, CoreError> {
+        let missing = |device: &str| {
+            let device = device.to_owned();
+            move |source| CoreError::Driver { device, source }
+        };
+        let Some(first) = record.devices.first() else {
+            return Ok(NodeFiles::default());
+        };
+        let mut files = NodeFiles {
+            common: self.driver.common_nodes().map_err(missing(&first.device))?,
+            of_device: BTreeMap::new(),
+            driver: self.driver.driver_files(driver_version),
+        };
+        for device in &record.devices {
+            let nodes = self
+                .driver
+                .nodes_of(&device.target)
+                .map_err(missing(&device.device))?;
+            files.of_device.insert(device.device.clone(), nodes);
+        }
+        Ok(files)
+    }
+}
+
+/// What a device will be, before anything is touched.
+fn plan(
+    gpus: &BTreeMap<PciAddress, Gpu>,
+    others: &[Record],
+    claim: &ClaimRef,
+    wanted: &Allocated,
+) -> Result<PreparedDevice, CoreError> {
+    let unknown = || CoreError::UnknownDevice {
+        device: wanted.device.clone(),
+    };
+    let gpu = pci_of(&wanted.device)
+        .and_then(|pci| gpus.get(&pci))
+        .ok_or_else(unknown)?;
+    let named = names::resolve(std::slice::from_ref(gpu), &wanted.device).ok_or_else(unknown)?;
+    let target = match named {
+        Named::Whole(gpu) => Target::Whole {
+            pci: gpu.pci,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+        },
+        Named::Partition(gpu, profile, placement) => Target::Partition {
+            pci: gpu.pci,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+            profile: profile.name.clone(),
+            profile_id: profile.id,
+            placement,
+            // Nobody holds it (that is checked next), and it is there: an
+            // administrator's.
+            adopted: gpu
+                .instances
+                .iter()
+                .any(|i| i.profile_id == profile.id && i.placement == placement),
+            instance: None,
+        },
+    };
+    // An instance in the way that another claim holds is that claim's to report.
+    if !wanted.admin_access && holder_of(others, &target).is_none() {
+        let blocking = gpu.instances.iter().find(|i| match &target {
+            Target::Whole { .. } => true,
+            Target::Partition {
+                profile_id,
+                placement,
+                ..
+            } => {
+                i.placement.overlaps(*placement)
+                    && (i.profile_id != *profile_id || i.placement != *placement)
+            }
+        });
+        if let Some(instance) = blocking {
+            return Err(CoreError::Foreign {
+                device: wanted.device.clone(),
+                instance: instance.gpu_instance_id,
+                pci: gpu.pci,
+            });
+        }
+    }
+    Ok(PreparedDevice {
+        request: wanted.request.clone(),
+        pool: wanted.pool.clone(),
+        device: wanted.device.clone(),
+        share_id: wanted.share_id.clone(),
+        admin_access: wanted.admin_access,
+        target,
+        cdi_device_ids: vec![cdi::device_id(&claim.uid, &wanted.device)],
+    })
+}
+
+/// The last line of defence: the scheduler should never have allocated it twice.
+fn refuse_overlap(others: &[Record], record: &Record) -> Result<(), CoreError> {
+    for (index, device) in record.devices.iter().enumerate() {
+        if device.admin_access {
+            continue;
+        }
+        let held = |holder: &ClaimRef, other: &PreparedDevice| CoreError::Held {
+            device: device.device.clone(),
+            other_device: other.device.clone(),
+            holder: holder.clone(),
+        };
+        let within = record.devices[..index]
+            .iter()
+            .find(|other| !other.admin_access && other.target.overlaps(&device.target));
+        if let Some(other) = within {
+            return Err(held(&record.claim, other));
+        }
+        if let Some((holder, other)) = holder_of(others, &device.target) {
+            return Err(held(holder, other));
+        }
+    }
+    Ok(())
+}
+
+/// Which other claim holds hardware that overlaps.
+fn holder_of<'a>(
+    others: &'a [Record],
+    target: &Target,
+) -> Option<(&'a ClaimRef, &'a PreparedDevice)> {
+    others.iter().find_map(|other| {
+        let device = other
+            .devices
+            .iter()
+            .find(|d| !d.admin_access && d.target.overlaps(target));
+        device.map(|device| (&other.claim, device))
+    })
+}
+
+/// Whether a record answers an allocation.
+fn same(record: &Record, wanted: &[Allocated]) -> bool {
+    record.devices.len() == wanted.len()
+        && record.devices.iter().zip(wanted).all(|(have, want)| {
+            (&have.request, &have.pool, &have.device, &have.share_id)
+                == (&want.request, &want.pool, &want.device, &want.share_id)
+        })
+}
+
+/// The PCI address in a device name: `gpu-0000-65-00-0[-mig-…]`.
+#[must_use]
+pub fn pci_of(device: &str) -> Option<PciAddress> {
+    let mut parts = device.strip_prefix("gpu-")?.split('-');
+    let (domain, bus) = (parts.next()?, parts.next()?);
+    let (slot, function) = (parts.next()?, parts.next()?);
+    format!("{domain}:{bus}:{slot}.{function}").parse().ok()
+}
+
+/// Makes the hardware of a device ready; where it is, nothing happens.
+fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Result<(), CoreError> {
+    let name = device.device.clone();
+    let failed = |source| CoreError::Hardware {
+        device: name.clone(),
+        source,
+    };
+    let gpu = hardware.gpu(device.target.pci()).map_err(failed)?;
+    match &mut device.target {
+        Target::Whole { pci, minor, .. } => {
+            *minor = gpu.minor; // It may differ after a reboot.
+            if gpu.mig == (MigMode::Enabled { switchable: false }) {
+                return Err(CoreError::MigOn {
+                    device: name,
+                    pci: *pci,
+                });
+            }
+            if gpu.mig != MigMode::Unsupported && !device.admin_access {
+                hardware.disable_mig(*pci).map_err(failed)?;
+            }
+        }
+        Target::Partition {
+            pci,
+            minor,
+            profile_id,
+            placement,
+            instance,
+            ..
+        } => {
+            *minor = gpu.minor;
+            let there = gpu
+                .instances
+                .into_iter()
+                .find(|i| i.profile_id == *profile_id && i.placement == *placement);
+            let there = match there {
+                Some(there) if there.compute_instances.is_empty() => {
+                    // A crash between the two create calls leaves half an instance.
+                    hardware
+                        .destroy_instance(*pci, there.gpu_instance_id)
+                        .map_err(failed)?;
+                    hardware
+                        .create_instance(*pci, *profile_id, *placement)
+                        .map_err(failed)?
+                }
+                Some(there) => there,
+                None => hardware
+                    .create_instance(*pci, *profile_id, *placement)
+                    .map_err(failed)?,
+            };
+            *instance = ids(&there);
+        }
+    }
+    Ok(())
+}
+
+fn ids(instance: &MigInstance) -> Option<InstanceIds> {
+    instance
+        .compute_instances
+        .first()
+        .map(|compute| InstanceIds {
+            gpu_instance: instance.gpu_instance_id,
+            compute_instance: compute.id,
+            uuid: compute.uuid.clone(),
+        })
+}
+
+/// Gives a device's hardware back: our own MIG instance is destroyed, found by where it
+/// sits, because a crash may have come before its id was recorded.
+fn release(hardware: &dyn Hardware, device: &PreparedDevice) -> Result<(), HardwareError> {
+    let Target::Partition {
+        pci,
+        profile_id,
+        placement,
+        adopted: false,
+        ..
+    } = &device.target
+    else {
+        return Ok(());
+    };
+    let gpu = hardware.gpu(*pci)?;
+    let ours = gpu
+        .instances
+        .iter()
+        .find(|i| i.profile_id == *profile_id && i.placement == *placement);
+    ours.map_or(Ok(()), |ours| {
+        hardware.destroy_instance(*pci, ours.gpu_instance_id)
+    })
+}
+
+/// Stands in while NVML is not loaded: whole devices can still be given back.
+struct NoHardware;
+
+impl Hardware for NoHardware {
+    fn inventory(&self) -> Result<gpu::Inventory, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn gpu(&self, _: PciAddress) -> Result<Gpu, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn create_instance(
+        &self,
+        _: PciAddress,
+        _: u32,
+        _: gpu::Placement,
+    ) -> Result<MigInstance, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn destroy_instance(&self, _: PciAddress, _: u32) -> Result<(), HardwareError> {
+        Err(unavailable())
+    }
+
+    fn disable_mig(&self, _: PciAddress) -> Result<(), HardwareError> {
+        Err(unavailable())
+    }
+}
+
+/// The answer to every hardware call while NVML is not loaded.
+#[must_use]
+pub fn unavailable() -> HardwareError {
+    HardwareError(
+        "NVML is not loaded on this node; /readyz of the node plugin says why, and the call is retried"
+            .to_owned(),
+    )
+}

@@ -1,0 +1,145 @@
+//! What claims need of the GPUs.
+//!
+//! In: a PCI address, a profile, a placement. Out: MIG instances that exist or are
+//! gone. Never: a decision; the calls block and belong on a blocking thread.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use gpu::{Gpu, Gpus, Inventory, MigInstance, PciAddress, Placement, Roots};
+
+/// A call to the GPUs that failed, with NVML's error in the text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct HardwareError(pub String);
+
+/// The GPUs of this node. Implementations may be called from several threads at once;
+/// callers hold the GPU's lock for every call that changes it.
+pub trait Hardware: Send + Sync + 'static {
+    /// Reads everything there is to publish.
+    ///
+    /// # Errors
+    /// When the driver does not answer at all; one broken GPU is in
+    /// [`Inventory::unreadable`].
+    fn inventory(&self) -> Result<Inventory, HardwareError>;
+
+    /// Reads one GPU: its instances as they are now, the rest as it was last read.
+    ///
+    /// # Errors
+    /// When there is no such GPU or it does not answer.
+    fn gpu(&self, pci: PciAddress) -> Result<Gpu, HardwareError>;
+
+    /// Creates a GPU instance at a placement with one compute instance that spans it,
+    /// switching MIG mode on first where it is off.
+    ///
+    /// # Errors
+    /// When the placement is taken, or the GPU refuses.
+    fn create_instance(
+        &self,
+        pci: PciAddress,
+        profile_id: u32,
+        placement: Placement,
+    ) -> Result<MigInstance, HardwareError>;
+
+    /// Destroys a GPU instance and what is in it; one that does not exist is a success.
+    ///
+    /// # Errors
+    /// When it is in use.
+    fn destroy_instance(&self, pci: PciAddress, gpu_instance_id: u32) -> Result<(), HardwareError>;
+
+    /// Switches MIG mode off where it is on, so that the whole GPU can be used.
+    ///
+    /// # Errors
+    /// When instances exist.
+    fn disable_mig(&self, pci: PciAddress) -> Result<(), HardwareError>;
+}
+
+/// The GPUs behind a loaded NVML.
+#[derive(Debug)]
+pub struct NvmlGpus {
+    gpus: Gpus,
+    roots: Roots,
+    /// What does not change between two looks; reading it all takes hundreds of calls.
+    known: RwLock<Option<Arc<Inventory>>>,
+}
+
+impl NvmlGpus {
+    /// The GPUs of an NVML, with the roots of `/proc` and `/sys`.
+    #[must_use]
+    pub fn new(gpus: Gpus, roots: Roots) -> Self {
+        Self {
+            gpus,
+            roots,
+            known: RwLock::new(None),
+        }
+    }
+
+    fn known(&self, pci: PciAddress) -> Option<Gpu> {
+        let known = self
+            .known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()?;
+        known.gpus.iter().find(|gpu| gpu.pci == pci).cloned()
+    }
+}
+
+fn failed(error: gpu::Error) -> HardwareError {
+    HardwareError(error.to_string())
+}
+
+impl Hardware for NvmlGpus {
+    fn inventory(&self) -> Result<Inventory, HardwareError> {
+        let inventory = self.gpus.inventory(&self.roots).map_err(failed)?;
+        let known = Some(Arc::new(inventory.clone()));
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+        Ok(inventory)
+    }
+
+    fn gpu(&self, pci: PciAddress) -> Result<Gpu, HardwareError> {
+        if let Some(mut gpu) = self.known(pci) {
+            if gpu.mig != gpu::MigMode::Unsupported {
+                gpu.instances = self.gpus.instances(pci).map_err(failed)?;
+            }
+            return Ok(gpu);
+        }
+        let inventory = self.inventory()?;
+        let broken: Vec<_> = inventory
+            .unreadable
+            .iter()
+            .map(|gpu| gpu.reason.as_str())
+            .collect();
+        inventory
+            .gpus
+            .into_iter()
+            .find(|gpu| gpu.pci == pci)
+            .ok_or_else(|| {
+                let broken = if broken.is_empty() {
+                    String::new()
+                } else {
+                    format!(" (unreadable: {})", broken.join("; "))
+                };
+                HardwareError(format!("there is no GPU at {pci} on this node{broken}"))
+            })
+    }
+
+    fn create_instance(
+        &self,
+        pci: PciAddress,
+        profile_id: u32,
+        placement: Placement,
+    ) -> Result<MigInstance, HardwareError> {
+        self.gpus
+            .create_instance(pci, profile_id, placement)
+            .map_err(failed)
+    }
+
+    fn destroy_instance(&self, pci: PciAddress, gpu_instance_id: u32) -> Result<(), HardwareError> {
+        self.gpus
+            .destroy_instance(pci, gpu_instance_id)
+            .map_err(failed)
+    }
+
+    fn disable_mig(&self, pci: PciAddress) -> Result<(), HardwareError> {
+        self.gpus.disable_mig(pci).map_err(failed)
+    }
+}

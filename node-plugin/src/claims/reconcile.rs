@@ -1,0 +1,135 @@
+//! Making checkpoint, CDI files and API server agree again.
+//!
+//! In: what a crash, a reboot or a lost unprepare left behind. Out: each difference
+//! mended and said. Never: an administrator's MIG instance destroyed, and never one
+//! bad entry that keeps the others from being mended.
+
+use super::checkpoint::{CheckpointError, Record, Stage};
+use super::{ClaimError, Claims, Loaded, allocation};
+
+impl Claims {
+    /// Start-up: puts corrupt checkpoints aside, undoes what was only started, restores
+    /// what completed claims of this boot are missing, and removes CDI files of
+    /// unknown claims. Returns the checkpoints that were put aside, for people.
+    pub async fn reconcile(&self, loaded: Option<Loaded>) -> Vec<String> {
+        let mut reports = Vec::new();
+        let (records, broken) = match self.core.checkpoints.all() {
+            Ok(all) => all,
+            Err(error) => {
+                tracing::error!(%error, "The checkpoints cannot be read.");
+                return vec![error.to_string()];
+            }
+        };
+        for error in broken {
+            tracing::error!(%error, "A checkpoint cannot be used.");
+            reports.push(error.to_string());
+            if let CheckpointError::Corrupt { path, .. } = &error {
+                match self.core.checkpoints.quarantine(path) {
+                    Ok(aside) => tracing::error!(path = %aside.display(),
+                        "The corrupt checkpoint was put aside; the kubelet prepares its claim anew."),
+                    Err(error) => tracing::error!(%error, "It cannot be put aside."),
+                }
+            }
+        }
+        for record in records {
+            if let Err(error) = self.mend(&record, loaded.clone()).await {
+                tracing::error!(%error, "A claim could not be mended; the kubelet's next call tries again.");
+            }
+        }
+        self.remove_unknown_cdi_files().await;
+        reports
+    }
+
+    async fn mend(&self, record: &Record, loaded: Option<Loaded>) -> Result<(), ClaimError> {
+        match record.stage {
+            Stage::PrepareStarted => {
+                // Behind the claim's lock: the other instance of a rolling update may
+                // be preparing it this moment, and then it has completed by now.
+                let held = self
+                    .lock(&record.claim, std::collections::BTreeSet::new())
+                    .await?;
+                let read = self.core.checkpoints.read(&record.claim.uid).ok().flatten();
+                if read.is_none_or(|now| now.stage != Stage::PrepareStarted) {
+                    return Ok(());
+                }
+                tracing::warn!(claim = %record.claim, "An interrupted prepare is undone.");
+                let (core, uid) = (self.core.clone(), record.claim.uid.clone());
+                super::blocking(record.claim.clone(), held, move || {
+                    core.unprepare(loaded.as_ref().map(|l| &*l.hardware), &uid)
+                })
+                .await
+            }
+            // After a reboot the kubelet prepares it again or the sweep forgets it.
+            Stage::PrepareCompleted if record.boot_id != self.core.boot_id => Ok(()),
+            Stage::PrepareCompleted => {
+                let Some(loaded) = loaded else { return Ok(()) };
+                let held = self
+                    .lock(&record.claim, std::collections::BTreeSet::new())
+                    .await?;
+                let (core, record) = (self.core.clone(), record.clone());
+                super::blocking(record.claim.clone(), held, move || {
+                    // Containers restart in a living sandbox without another prepare,
+                    // and need the file.
+                    core.restore_if_known(&*loaded.hardware, &loaded.driver_version, &record)
+                })
+                .await
+            }
+        }
+    }
+
+    async fn remove_unknown_cdi_files(&self) {
+        let uids = match self.core.cdi.uids() {
+            Ok(uids) => uids,
+            Err(error) => {
+                tracing::error!(%error, "The CDI folder cannot be listed.");
+                return;
+            }
+        };
+        for uid in uids {
+            let Ok(_held) = self.locks.claim(&uid).await else {
+                continue;
+            };
+            let unknown = matches!(self.core.checkpoints.read(&uid), Ok(None));
+            if unknown {
+                match self.core.cdi.remove(&uid) {
+                    Ok(()) => tracing::warn!(uid, "A CDI file of an unknown claim was removed."),
+                    Err(error) => tracing::error!(uid, %error, "A CDI file cannot be removed."),
+                }
+            }
+        }
+    }
+
+    /// Unprepares claims that are gone, were replaced or are no longer allocated here:
+    /// the kubelet never asks for those it has forgotten. Returns how many.
+    pub async fn collect_garbage(&self) -> usize {
+        let Ok((records, _)) = self.core.checkpoints.all() else {
+            return 0;
+        };
+        let mut collected = 0;
+        for record in records {
+            let claim = record.claim.clone();
+            let reason = match self.source.get(&claim.namespace, &claim.name).await {
+                Err(_) => continue, // No answer is not an absence.
+                Ok(None) => "it does not exist any more".to_owned(),
+                Ok(Some(object)) => match allocation::read(&object, &claim, &self.node) {
+                    Err(
+                        error @ (allocation::AllocationError::Replaced { .. }
+                        | allocation::AllocationError::NotAllocated),
+                    ) => error.to_string(),
+                    // A configuration that is refused was so before it was prepared.
+                    Ok(_) | Err(_) => continue,
+                },
+            };
+            match self.unprepare(claim.clone()).await {
+                Ok(()) => {
+                    collected += 1;
+                    tracing::info!(%claim, reason, "A claim that the kubelet forgot was unprepared.");
+                }
+                Err(error) => {
+                    tracing::warn!(%error, reason, "A forgotten claim cannot be unprepared yet.");
+                }
+            }
+        }
+        collected
+    }
+}

@@ -1,0 +1,133 @@
+//! The kubelet's side of the plugin: sockets, registration, the node service.
+//!
+//! In: the kubelet's gRPC calls. Out: calls of [`crate::claims`], and their answers in
+//! the kubelet's terms. Never: a decision about a claim; this is transport.
+
+mod node_service;
+mod registration;
+mod sockets;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kubelet_api::dra::{v1, v1beta1};
+use kubelet_api::registration::v1 as plugin_registration;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+
+use crate::claims::Claims;
+use crate::metrics::Metrics;
+use crate::readiness::Readiness;
+
+pub use sockets::{SocketError, Sockets};
+
+/// How long a connection may take to end: the kubelet keeps its own open for ever, and
+/// a graceful shutdown waits for it (hyper #4170).
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Where the kubelet finds the plugin.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The kubelet's folder of plugins, `/var/lib/kubelet/plugins`.
+    pub plugins: PathBuf,
+    /// The kubelet's folder of registration sockets, `/var/lib/kubelet/plugins_registry`.
+    pub registry: PathBuf,
+    /// The UID of this pod: two instances live side by side during an update.
+    pub pod_uid: String,
+}
+
+/// The servers of one instance.
+#[derive(Debug)]
+pub struct Servers {
+    sockets: Sockets,
+    stop: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Servers {
+    /// Serves both sockets. The registration socket comes last, because the kubelet
+    /// calls as soon as it sees it. Sockets of dead instances are removed first.
+    ///
+    /// # Errors
+    /// When a socket cannot be bound.
+    pub async fn start(
+        settings: &Settings,
+        claims: Claims,
+        readiness: Readiness,
+        metrics: Metrics,
+    ) -> Result<Self, SocketError> {
+        let sockets = Sockets::prepare(settings).await?;
+        let stop = CancellationToken::new();
+
+        let node = node_service::NodeService::new(claims, metrics);
+        let listener = sockets::bind(&sockets.endpoint)?;
+        let router = Server::builder()
+            .add_service(v1::dra_plugin_server::DraPluginServer::new(node.clone()))
+            .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(node));
+        let cancelled = stop.clone();
+        let node_task = tokio::spawn(async move {
+            let incoming = UnixListenerStream::new(listener);
+            let served = router
+                .serve_with_incoming_shutdown(incoming, cancelled.cancelled_owned())
+                .await;
+            if let Err(error) = served {
+                tracing::error!(%error, "The node service ended.");
+            }
+        });
+
+        let registration =
+            registration::RegistrationService::new(sockets.endpoint.clone(), readiness);
+        let listener = sockets::bind(&sockets.registration)?;
+        let service =
+            plugin_registration::registration_server::RegistrationServer::new(registration);
+        let router = Server::builder().add_service(service);
+        let cancelled = stop.clone();
+        let registration_task = tokio::spawn(async move {
+            let incoming = UnixListenerStream::new(listener);
+            let served = router
+                .serve_with_incoming_shutdown(incoming, cancelled.cancelled_owned())
+                .await;
+            if let Err(error) = served {
+                tracing::error!(%error, "The registration service ended.");
+            }
+        });
+
+        tracing::info!(endpoint = %sockets.endpoint.display(),
+            registration = %sockets.registration.display(), "Waiting for the kubelet.");
+        Ok(Self {
+            sockets,
+            stop,
+            tasks: vec![node_task, registration_task],
+        })
+    }
+
+    /// The sockets that are served.
+    #[must_use]
+    pub fn sockets(&self) -> &Sockets {
+        &self.sockets
+    }
+
+    /// Ends when a server does: they serve until they are stopped, so that is a fault.
+    pub async fn ended(&mut self) {
+        let tasks = self.tasks.iter_mut();
+        futures::future::select_all(tasks).await.0.ok();
+    }
+
+    /// Deregisters, lets calls in progress finish, and ends.
+    pub async fn stop(mut self) {
+        // First of all: that is how the kubelet learns that this instance goes.
+        self.sockets.remove_registration();
+        self.stop.cancel();
+        for task in &mut self.tasks {
+            if task.is_finished() {
+                continue;
+            }
+            if tokio::time::timeout(DRAIN, &mut *task).await.is_err() {
+                task.abort();
+            }
+        }
+        self.sockets.remove_endpoint();
+    }
+}

@@ -1,0 +1,198 @@
+//! The two sockets of an instance, and those that dead instances left.
+//!
+//! In: the kubelet's folders and this pod's UID. Out: paths and listeners. Never: the
+//! socket of an instance that lives.
+//!
+//! The registration socket's name contains `@`. The kubelet dials it without an
+//! authority, so grpc-go sends the escaped path as `:authority`, and its `%2F` is
+//! refused by every HTTP/2 server built on the `http` crate, unless an `@`, which is
+//! not escaped, makes it user information. A test keeps that so.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixStream};
+
+use super::Settings;
+use crate::DRIVER;
+
+/// The longest path that a Unix socket can have, without the final zero byte.
+const MAX_PATH: usize = 107;
+
+/// A socket that cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The path does not fit a socket address.
+    #[error("the socket path {0} is longer than {MAX_PATH} bytes; use a shorter kubelet folder")]
+    TooLong(PathBuf),
+    /// The folder or socket cannot be made.
+    #[error(
+        "cannot serve {path}: {source}; the kubelet's folders have to be mounted writable at the same path as on the host"
+    )]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The paths of one instance's sockets.
+#[derive(Debug, Clone)]
+pub struct Sockets {
+    /// The node service.
+    pub endpoint: PathBuf,
+    /// Registration.
+    pub registration: PathBuf,
+}
+
+impl Sockets {
+    /// Names the sockets and clears the folders of those that nobody serves.
+    ///
+    /// # Errors
+    /// When a folder cannot be used or a path is too long.
+    pub async fn prepare(settings: &Settings) -> Result<Self, SocketError> {
+        let folder = settings.plugins.join(DRIVER);
+        for path in [&folder, &settings.registry] {
+            std::fs::create_dir_all(path).map_err(|source| SocketError::Io {
+                path: path.clone(),
+                source,
+            })?;
+        }
+        let uid = &settings.pod_uid;
+        let sockets = Self {
+            endpoint: folder.join(format!("dra-{uid}.sock")),
+            registration: settings.registry.join(format!("{DRIVER}@{uid}-reg.sock")),
+        };
+        for path in [&sockets.endpoint, &sockets.registration] {
+            if path.as_os_str().len() > MAX_PATH {
+                return Err(SocketError::TooLong(path.clone()));
+            }
+        }
+        // A dead instance's registration goes first, or the kubelet would dial on.
+        remove_dead(&settings.registry, &format!("{DRIVER}@"), "-reg.sock").await;
+        remove_dead(&folder, "dra-", ".sock").await;
+        Ok(sockets)
+    }
+
+    /// Removes the registration socket: the kubelet deregisters the plugin.
+    pub fn remove_registration(&self) {
+        remove(&self.registration);
+    }
+
+    /// Removes the node service's socket.
+    pub fn remove_endpoint(&self) {
+        remove(&self.endpoint);
+    }
+}
+
+/// Binds a socket that only root can open. What lies there was found dead.
+pub(super) fn bind(path: &Path) -> Result<UnixListener, SocketError> {
+    let error = |source| SocketError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let listener = UnixListener::bind(path).map_err(error)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(error)?;
+    Ok(listener)
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "A socket cannot be removed.");
+    }
+}
+
+/// Removes our driver's sockets that nobody listens on: an instance that was killed
+/// leaves its own, and with a UID in the name nobody else ever binds it again.
+async fn remove_dead(folder: &Path, prefix: &str, suffix: &str) {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if !name.starts_with(prefix) || !name.ends_with(suffix) {
+            continue;
+        }
+        let path = entry.path();
+        let dead = match UnixStream::connect(&path).await {
+            Ok(_) => false,
+            Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        };
+        if dead {
+            tracing::info!(path = %path.display(), "The socket of a dead instance was removed.");
+            remove(&path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What grpc-go makes of a target path without an authority: Go's
+    /// `url.PathEscape`, but for `/`, which it also escapes.
+    fn grpc_go_escape(path: &str) -> String {
+        path.bytes()
+            .map(|b| match b {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(b).to_string(),
+                b'-' | b'_' | b'.' | b'~' | b'$' | b'&' | b'+' | b':' | b'=' | b'@' => {
+                    char::from(b).to_string()
+                }
+                _ => format!("%{b:02X}"),
+            })
+            .collect()
+    }
+
+    fn settings(root: &Path, uid: &str) -> Settings {
+        Settings {
+            plugins: root.join("p"),
+            registry: root.join("r"),
+            pod_uid: uid.to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_kubelets_authority_for_the_registration_socket_is_valid_http() {
+        let folder = tempfile::tempdir().unwrap();
+        let uid = "5f0c1f3e-6f0e-4d53-a0a9-0d3f6c2d8d3a";
+        let sockets = Sockets::prepare(&settings(folder.path(), uid))
+            .await
+            .unwrap();
+        let path = sockets.registration.to_str().unwrap();
+        let authority = grpc_go_escape(path);
+        assert!(tonic::codegen::http::uri::Authority::try_from(authority.as_str()).is_ok());
+        let plain = grpc_go_escape("/var/lib/kubelet/plugins_registry/gpu-reg.sock");
+        assert!(tonic::codegen::http::uri::Authority::try_from(plain.as_str()).is_err());
+
+        let on_a_node = format!("/var/lib/kubelet/plugins_registry/{DRIVER}@{uid}-reg.sock");
+        assert!(on_a_node.len() <= MAX_PATH, "{}", on_a_node.len());
+    }
+
+    #[tokio::test]
+    async fn sockets_of_dead_instances_are_removed_and_living_ones_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let dead = Sockets::prepare(&settings(folder.path(), "dead"))
+            .await
+            .unwrap();
+        drop(bind(&dead.endpoint).unwrap());
+        drop(bind(&dead.registration).unwrap());
+        let alive = Sockets::prepare(&settings(folder.path(), "alive"))
+            .await
+            .unwrap();
+        let _served = (
+            bind(&alive.endpoint).unwrap(),
+            bind(&alive.registration).unwrap(),
+        );
+
+        Sockets::prepare(&settings(folder.path(), "new"))
+            .await
+            .unwrap();
+        assert!(!dead.endpoint.exists() && !dead.registration.exists());
+        assert!(alive.endpoint.exists() && alive.registration.exists());
+    }
+}

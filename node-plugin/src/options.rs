@@ -1,0 +1,63 @@
+//! The command line.
+//!
+//! In: flags and environment. Out: plain settings. Never: a default that names a
+//! cluster.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Parser;
+
+/// The DRA kubelet plugin of driver gpu.ai.deckhouse.io: publishes a node's GPUs as
+/// ResourceSlices and prepares the claims of its pods.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "node-plugin", version)]
+pub struct Options {
+    /// This node's name, which is the name of its pool.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+    /// The UID of this pod; it keeps the sockets of two instances apart during an update.
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: String,
+    /// The folder that holds the driver's libraries and binaries, as this process sees it.
+    #[arg(long, env = "DRIVER_ROOT", default_value = "/")]
+    pub driver_root: PathBuf,
+    /// The same folder as the host sees it, where that is another path.
+    #[arg(long, env = "HOST_DRIVER_ROOT")]
+    pub host_driver_root: Option<PathBuf>,
+    /// The NVML library, instead of the one below the driver root.
+    #[arg(long, env = "NVML_LIBRARY")]
+    pub nvml_library: Option<PathBuf>,
+    /// The folder of device nodes, the same here and on the host.
+    #[arg(long, env = "DEV_ROOT", default_value = "/dev")]
+    pub dev_root: PathBuf,
+    /// The proc file system.
+    #[arg(long, env = "PROC_ROOT", default_value = "/proc")]
+    pub proc_root: PathBuf,
+    /// The sys file system.
+    #[arg(long, env = "SYS_ROOT", default_value = "/sys")]
+    pub sys_root: PathBuf,
+    /// The kubelet's folder of plugins, the same here and on the host.
+    #[arg(
+        long,
+        env = "KUBELET_PLUGINS_DIR",
+        default_value = "/var/lib/kubelet/plugins"
+    )]
+    pub kubelet_plugins_dir: PathBuf,
+    /// The kubelet's folder of registration sockets.
+    #[arg(
+        long,
+        env = "KUBELET_REGISTRY_DIR",
+        default_value = "/var/lib/kubelet/plugins_registry"
+    )]
+    pub kubelet_registry_dir: PathBuf,
+    /// The folder from which the container runtime reads CDI files.
+    #[arg(long, env = "CDI_DIR", default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+    /// The address of /livez, /readyz and /metrics.
+    #[arg(long, env = "ADMIN_ADDRESS", default_value = "0.0.0.0:8080")]
+    pub admin_address: SocketAddr,
+    /// How many seconds lie between two looks at the GPUs and at forgotten claims.
+    #[arg(long, env = "RESYNC_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub resync_seconds: u64,
+}

@@ -1,0 +1,186 @@
+//! One instance of the plugin, from start to stop.
+//!
+//! In: options and a token that stops it. Out: the running parts, wired together.
+//! Never: logic of its own.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::{Api, Client};
+use rustix::fs::FlockOperation;
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::claims::{ClaimSource, Claims, Loaded, driver};
+use crate::discovery::Discovery;
+use crate::events::NodeEvents;
+use crate::kubelet::Servers;
+use crate::metrics::Metrics;
+use crate::options::Options;
+use crate::readiness::Readiness;
+use crate::slices::publisher::{Publisher, Wanted};
+use crate::{DRIVER, admin, claims, kubelet};
+
+/// How long a read of a claim may take: the kubelet waits 45 s for the whole call.
+const READ: Duration = Duration::from_secs(10);
+
+/// Runs until `stop`, then deregisters and ends.
+///
+/// # Errors
+/// When this instance cannot start, or one of its servers ends.
+pub async fn run(options: Options, client: Client, stop: CancellationToken) -> anyhow::Result<()> {
+    let metrics = Metrics::default();
+    let readiness = Readiness::default();
+    let events = NodeEvents::new(client.clone(), &options.node_name);
+    let (loaded, loaded_receiver) = watch::channel::<Option<Loaded>>(None);
+    let (wanted, wanted_receiver) = watch::channel::<Option<Arc<Wanted>>>(None);
+
+    let folder = options.kubelet_plugins_dir.join(DRIVER);
+    let settings = claims::Settings {
+        node: options.node_name.clone(),
+        folder: folder.clone(),
+        cdi: options.cdi_dir.clone(),
+        roots: driver::Roots {
+            host_driver: options
+                .host_driver_root
+                .unwrap_or_else(|| options.driver_root.clone()),
+            driver: options.driver_root.clone(),
+            dev: options.dev_root,
+            proc: options.proc_root.clone(),
+        },
+    };
+    let source = Arc::new(ApiClaims {
+        client: client.clone(),
+    });
+    let claims = Claims::open(settings, source, loaded_receiver, Arc::new(|_| ()))
+        .context("the state of this node's claims cannot be opened")?;
+
+    let admin = tokio::spawn(admin::serve(
+        options.admin_address,
+        admin::router(readiness.clone(), metrics.clone()),
+        stop.clone(),
+    ));
+    let settings = kubelet::Settings {
+        plugins: options.kubelet_plugins_dir,
+        registry: options.kubelet_registry_dir,
+        pod_uid: options.pod_uid,
+    };
+    let mut servers = Servers::start(
+        &settings,
+        claims.clone(),
+        readiness.clone(),
+        metrics.clone(),
+    )
+    .await?;
+
+    let interval = Duration::from_secs(options.resync_seconds);
+    let library = match options.nvml_library {
+        Some(path) => gpu::Library::Path(path),
+        None => gpu::Library::InDriverRoot(options.driver_root),
+    };
+    let discovery = Discovery {
+        library,
+        roots: gpu::Roots {
+            proc: options.proc_root,
+            sys: options.sys_root,
+        },
+        claims: claims.clone(),
+        loaded,
+        wanted,
+        events: events.clone(),
+        metrics: metrics.clone(),
+        readiness: readiness.clone(),
+        interval,
+    };
+    let discovery = tokio::spawn(discovery.run(stop.clone()));
+    let collector = tokio::spawn(collect_garbage(claims, interval, stop.clone()));
+    let publisher = Publisher::new(
+        client,
+        options.node_name,
+        wanted_receiver,
+        events,
+        metrics,
+        readiness,
+    );
+    let lock = folder.join("publisher.lock");
+    let publishing = stop.clone();
+    let publisher = tokio::spawn(async move {
+        // One publisher for the node: two releases side by side would undo each
+        // other's writes. The lock ends with the process that holds it.
+        let lock = tokio::select! {
+            () = publishing.cancelled() => return Ok(()),
+            lock = exclusive(lock) => lock?,
+        };
+        publisher.run(publishing).await;
+        drop(lock);
+        anyhow::Ok(())
+    });
+
+    let ended = tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        () = servers.ended() => Err(anyhow::anyhow!("a socket server ended")),
+        result = admin => result?.context("the admin server ended"),
+        result = discovery => result.context("discovery ended"),
+        result = collector => result.context("the claim collector ended"),
+        result = publisher => result?.context("the publisher ended"),
+    };
+    servers.stop().await;
+    let stopped = stop.is_cancelled();
+    stop.cancel();
+    if stopped { Ok(()) } else { ended }
+}
+
+/// Waits for a file's lock, on a thread of its own because that can take as long as
+/// another instance lives.
+async fn exclusive(path: std::path::PathBuf) -> anyhow::Result<File> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("publisher-lock".to_owned())
+        .spawn(move || {
+            let lock = || -> anyhow::Result<File> {
+                let file = File::options().create(true).append(true).open(&path)?;
+                rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+                Ok(file)
+            };
+            let result = lock().with_context(|| format!("cannot lock {}", path.display()));
+            drop(sender.send(result)); // Nobody waits any more while stopping.
+        })?;
+    receiver.await?
+}
+
+async fn collect_garbage(claims: Claims, interval: Duration, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+        }
+        claims.collect_garbage().await;
+    }
+}
+
+/// Claims as the API server has them, read one by one and kept nowhere.
+struct ApiClaims {
+    client: Client,
+}
+
+impl ClaimSource for ApiClaims {
+    fn get<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<ResourceClaim>, String>> {
+        async move {
+            let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
+            match tokio::time::timeout(READ, api.get_opt(name)).await {
+                Ok(result) => result.map_err(|error| error.to_string()),
+                Err(_) => Err(format!("no answer within {} s", READ.as_secs())),
+            }
+        }
+        .boxed()
+    }
+}

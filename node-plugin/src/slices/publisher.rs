@@ -1,0 +1,392 @@
+//! Keeps the node's slices at the API server as they should be.
+//!
+//! In: the wanted state over a channel, and a watch of this node's own slices. Out:
+//! writes where they differ. Never: a cache of the cluster, and never a write in an
+//! unchanged world.
+//!
+//! The kubelet deletes a node's slices when it starts and when a driver was gone for
+//! 30 s, and anybody may delete one by hand: the watch shows it and they are back
+//! within a second.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, pin_mut};
+use gpu::Inventory;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{Counter, CounterSet, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::layout::resource_slice;
+use super::{SliceContent, StaticInstance, View, Write, plan_writes, pool};
+use crate::DRIVER;
+use crate::events::NodeEvents;
+use crate::metrics::{Metrics, Outcome};
+use crate::readiness::{Part, Readiness};
+
+/// A wipe deletes slice by slice; this gathers its events into one reaction.
+const GATHER: Duration = Duration::from_millis(100);
+/// The first and the longest wait after a failed write.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How often a server that dropped fields is asked again: it may have been upgraded.
+const ASK_AGAIN: Duration = Duration::from_secs(600);
+
+/// What should be published.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// The GPUs.
+    pub inventory: Inventory,
+    /// The MIG instances of administrators.
+    pub statics: BTreeSet<StaticInstance>,
+}
+
+/// What a publisher works with.
+pub struct Publisher {
+    client: Client,
+    node: String,
+    wanted: watch::Receiver<Option<Arc<Wanted>>>,
+    events: NodeEvents,
+    metrics: Metrics,
+    readiness: Readiness,
+    owner: Option<OwnerReference>,
+    view: Option<(View, Instant)>,
+    observed: BTreeMap<String, ResourceSlice>,
+    last_generation: i64,
+}
+
+/// Publishing failed and is tried again.
+#[derive(Debug, thiserror::Error)]
+enum PublishError {
+    #[error("cannot read Node {node}: {source}")]
+    Node {
+        node: String,
+        source: Box<kube::Error>,
+    },
+    #[error("cannot {verb} ResourceSlice {name}: {source}")]
+    Slice {
+        verb: &'static str,
+        name: String,
+        source: Box<kube::Error>,
+    },
+    #[error(
+        "the API server stored ResourceSlice {name} with other content than was sent; it is \
+         older than this driver or has a feature gate off"
+    )]
+    Changed { name: String },
+}
+
+impl Publisher {
+    /// A publisher of one node's pool.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        node: String,
+        wanted: watch::Receiver<Option<Arc<Wanted>>>,
+        events: NodeEvents,
+        metrics: Metrics,
+        readiness: Readiness,
+    ) -> Self {
+        readiness.not_ready(Part::Slices, "the slices have not been published yet");
+        Self {
+            client,
+            node,
+            wanted,
+            events,
+            metrics,
+            readiness,
+            owner: None,
+            view: None,
+            observed: BTreeMap::new(),
+            last_generation: 0,
+        }
+    }
+
+    /// Publishes until it is stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let selector = format!("spec.nodeName={},spec.driver={DRIVER}", self.node);
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        let config = watcher::Config::default().fields(&selector);
+        let events = watcher(api, config)
+            .modify(|slice| slice.metadata.managed_fields = None)
+            .default_backoff();
+        pin_mut!(events);
+        let mut relist = BTreeMap::new();
+        let mut synced = false;
+        let mut due: Option<Instant> = None;
+        let mut backoff = RETRY.0;
+        loop {
+            let timer = async {
+                match due {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = self.wanted.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    due = Some(Instant::now());
+                }
+                event = events.next() => match event {
+                    Some(Ok(event)) => {
+                        synced |= matches!(event, Event::InitDone);
+                        if self.observe(event, &mut relist) {
+                            let soon = Instant::now() + GATHER;
+                            due = Some(due.map_or(soon, |at| at.min(soon)));
+                        }
+                    }
+                    Some(Err(error)) => {
+                        let reason = format!("cannot watch this node's ResourceSlices: {error}");
+                        tracing::warn!("{reason}.");
+                        self.readiness.not_ready(Part::Slices, &reason);
+                    }
+                    None => return,
+                },
+                () = timer => {
+                    due = None;
+                    if !synced {
+                        continue;
+                    }
+                    match self.publish().await {
+                        Ok(next) => {
+                            backoff = RETRY.0;
+                            due = next;
+                        }
+                        Err(error) => {
+                            tracing::error!(%error, "The slices could not be published.");
+                            self.readiness.not_ready(Part::Slices, &error.to_string());
+                            due = Some(Instant::now() + backoff);
+                            backoff = (backoff * 2).min(RETRY.1);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes an event in; says whether there may be something to do.
+    fn observe(
+        &mut self,
+        event: Event<ResourceSlice>,
+        relist: &mut BTreeMap<String, ResourceSlice>,
+    ) -> bool {
+        match event {
+            Event::Init => {
+                relist.clear();
+                false
+            }
+            Event::InitApply(slice) => {
+                relist.insert(slice.name_any(), slice);
+                false
+            }
+            Event::InitDone => {
+                self.observed = std::mem::take(relist);
+                true
+            }
+            Event::Apply(slice) => {
+                let name = slice.name_any();
+                if self.is_stale(&name, &slice) {
+                    return false;
+                }
+                self.observed.insert(name, slice);
+                true
+            }
+            Event::Delete(slice) => {
+                let name = slice.name_any();
+                if self.is_stale(&name, &slice) {
+                    return false;
+                }
+                self.observed.remove(&name);
+                true
+            }
+        }
+    }
+
+    /// Whether an event tells of a time before our own last write: the watch lags.
+    fn is_stale(&self, name: &str, event: &ResourceSlice) -> bool {
+        let version = |slice: &ResourceSlice| slice.resource_version()?.parse::<u64>().ok();
+        match (self.observed.get(name).and_then(version), version(event)) {
+            (Some(known), Some(told)) => told <= known,
+            _ => false,
+        }
+    }
+
+    /// Makes the API server's slices what is wanted; returns when to look again.
+    async fn publish(&mut self) -> Result<Option<Instant>, PublishError> {
+        let Some(wanted) = self.wanted.borrow_and_update().clone() else {
+            return Ok(None);
+        };
+        if self.owner.is_none() {
+            self.owner = Some(self.node_owner().await?);
+        }
+        let view = self.choose_view(&wanted).await?;
+        let content = pool(&wanted.inventory, &wanted.statics, view);
+        let writes = plan_writes(
+            &content,
+            &self.observed,
+            &self.node,
+            self.owner.as_ref(),
+            self.last_generation,
+        );
+        let count = writes.len();
+        for write in writes {
+            let result = self.write(write).await;
+            self.metrics.slice_write(Outcome::of(&result));
+            result?;
+        }
+        if count > 0 {
+            tracing::info!(
+                writes = count,
+                slices = content.len(),
+                ?view,
+                "The slices were written."
+            );
+        }
+        let devices = content.iter().map(|slice| match slice {
+            SliceContent::Devices(devices) => devices.len(),
+            SliceContent::Counters(_) => 0,
+        });
+        self.metrics.published(devices.sum());
+        self.readiness.ready(Part::Slices);
+        Ok(self
+            .view
+            .filter(|(view, _)| *view == View::Reduced)
+            .map(|(_, until)| until))
+    }
+
+    async fn write(&mut self, write: Write) -> Result<(), PublishError> {
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        match write {
+            Write::Delete(name) => {
+                match api.delete(&name, &DeleteParams::default()).await {
+                    Ok(_) => {}
+                    Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                    Err(source) => {
+                        let source = Box::new(source);
+                        return Err(PublishError::Slice {
+                            verb: "delete",
+                            name,
+                            source,
+                        });
+                    }
+                }
+                self.observed.remove(&name);
+            }
+            Write::Apply(slice) => {
+                let name = slice.name_any();
+                let stored = apply(&api, &slice, false).await?;
+                let kept = same_content(&slice, &stored);
+                self.last_generation = self.last_generation.max(stored.spec.pool.generation);
+                self.observed.insert(name.clone(), stored);
+                if !kept {
+                    return Err(PublishError::Changed { name });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the API server keeps counters, asked with a dry run of a new object:
+    /// an existing one would keep fields of a gate that is off now.
+    async fn choose_view(&mut self, wanted: &Wanted) -> Result<View, PublishError> {
+        if let Some((view, until)) = self.view
+            && (view == View::Full || Instant::now() < until)
+        {
+            return Ok(view);
+        }
+        let full = pool(&wanted.inventory, &wanted.statics, View::Full);
+        if !full
+            .iter()
+            .any(|slice| matches!(slice, SliceContent::Counters(_)))
+        {
+            return Ok(View::Full); // Nothing that could be dropped; ask when there is.
+        }
+        let one = Counter {
+            value: super::quantity::count(1),
+        };
+        let set = CounterSet {
+            name: "probe".to_owned(),
+            counters: BTreeMap::from([("probe".to_owned(), one)]),
+        };
+        let content = SliceContent::Counters(vec![set]);
+        let owner = self.owner.as_ref();
+        let mut probe = resource_slice(&content, &self.node, owner, 0, 1, 1);
+        probe.metadata.name = Some(format!("probe-{}", probe.name_any()));
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        let kept = same_content(&probe, &apply(&api, &probe, true).await?);
+        let view = if kept { View::Full } else { View::Reduced };
+        if view == View::Reduced && self.view.is_none_or(|(before, _)| before == View::Full) {
+            let note = "The API server drops counters of ResourceSlices (feature gate \
+                        DRAPartitionableDevices, on by default since Kubernetes 1.36). GPU \
+                        partitions are not offered, whole devices are.";
+            tracing::warn!("{note}");
+            self.events
+                .warn("ReducedResourceSlices", "PublishResourceSlices", note)
+                .await;
+        }
+        self.view = Some((view, Instant::now() + ASK_AGAIN));
+        Ok(view)
+    }
+
+    async fn node_owner(&self) -> Result<OwnerReference, PublishError> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let node = api
+            .get(&self.node)
+            .await
+            .map_err(|source| PublishError::Node {
+                node: self.node.clone(),
+                source: Box::new(source),
+            })?;
+        Ok(OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: self.node.clone(),
+            uid: node.uid().unwrap_or_default(),
+            controller: Some(true),
+            block_owner_deletion: None,
+        })
+    }
+}
+
+async fn apply(
+    api: &Api<ResourceSlice>,
+    slice: &ResourceSlice,
+    dry_run: bool,
+) -> Result<ResourceSlice, PublishError> {
+    let mut params = PatchParams::apply(DRIVER).force();
+    params.dry_run = dry_run;
+    let name = slice.name_any();
+    let mut stored = api
+        .patch(&name, &params, &Patch::Apply(slice))
+        .await
+        .map_err(|source| PublishError::Slice {
+            verb: "apply",
+            name,
+            source: Box::new(source),
+        })?;
+    stored.metadata.managed_fields = None;
+    Ok(stored)
+}
+
+/// Whether the server stored what was sent; the time that a taint was added is its own.
+fn same_content(sent: &ResourceSlice, stored: &ResourceSlice) -> bool {
+    let mut stored = stored.spec.clone();
+    let sent_devices = sent.spec.devices.iter().flatten();
+    for (device, sent) in stored.devices.iter_mut().flatten().zip(sent_devices) {
+        let taints = device.taints.iter_mut().flatten();
+        for (taint, sent) in taints.zip(sent.taints.iter().flatten()) {
+            taint.time_added.clone_from(&sent.time_added);
+        }
+    }
+    stored == sent.spec
+}

@@ -57,8 +57,8 @@ pub fn crd_yaml() -> Result<String, serde_saphyr::ser::Error> {
         .join("---\n"))
 }
 
-/// An absent field and a null one must mean the same, or a null would slip past the rules: the
-/// derive marks every `Option` as nullable, and without the mark the API server drops a null.
+/// A null in place of a field would slip past the rules, which ask whether the field is there: the
+/// derive marks every `Option` as nullable, and without the mark the API server refuses a null.
 fn tightened(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         if let Some(schema) = version

@@ -34,10 +34,12 @@ pub(crate) fn required(cel: impl Into<String>, field_path: &str, message: impl A
 }
 
 /// The list holds nothing twice. Needs `maxItems` on the list, or the API server refuses the cost.
+/// Its reason is not `FieldValueDuplicate`, with which the API server drops the message.
 pub(crate) fn unique(field: &str) -> Rule {
-    Rule::new("self.all(a, self.exists_one(b, a == b))")
-        .message(format!("{field} names a value twice: remove the repeated one").as_str())
-        .reason(Reason::FieldValueDuplicate)
+    invalid(
+        "self.all(a, self.exists_one(b, a == b))",
+        format!("{field} names a value twice: remove the repeated one"),
+    )
 }
 
 /// The list holds at least one value.

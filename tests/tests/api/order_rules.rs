@@ -201,7 +201,7 @@ rules! {
 }
 
 #[tokio::test]
-async fn a_null_block_is_an_absent_one() -> Result<()> {
+async fn a_null_in_place_of_a_block_is_refused() -> Result<()> {
     let plane = ControlPlane::shared()?;
     let namespace = plane.namespace("null-block").await?;
     let yaml = "
@@ -220,7 +220,7 @@ spec:
             .context("a null in place of the block is accepted")?
     );
     assert!(
-        error.contains("spec.model.huggingFace is required with src HuggingFace"),
+        error.contains("spec.model.huggingFace in body must be of type object"),
         "{error}"
     );
     Ok(())

@@ -47,7 +47,7 @@ own_docker_runs() {
 start_own_docker() {
   require_root "starting a Docker daemon"
   install_missing docker=docker.io dockerd=docker.io containerd=containerd runc=runc \
-    iptables=iptables python3=python3-minimal
+    iptables=iptables /usr/bin/python3=python3
   # Where an init system runs, the package has started its daemon.
   find_docker && return
   clear_stale_pids

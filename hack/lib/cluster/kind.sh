@@ -150,8 +150,10 @@ prepare_fake_gpus() {
     folder=$(fake_gpu_folder "$index")
     log "making the fake GPUs of $(worker_name "$index") from $(worker_topology "$index")"
     mkdir -p "$folder"
-    # Whatever it leaves running in the background must not hold the lock.
-    quietly "fake-gpu-$index" "$FAKE_GPU_NODE" "$(worker_topology "$index")" "$folder" 9>&-
+    # The name makes the GPUs' UUIDs differ between nodes. Whatever the command leaves running in
+    # the background must not hold the lock.
+    quietly "fake-gpu-$index" "$FAKE_GPU_NODE" "$(worker_topology "$index")" "$folder" \
+      --name "$(worker_name "$index")" 9>&-
   done
 }
 

@@ -88,7 +88,7 @@ built_image() {
 build_node_image() {
   require_root "building a node image"
   install_missing debootstrap=debootstrap gcc=gcc /usr/include/stdlib.h=libc6-dev jq=jq \
-    python3=python3-minimal
+    python3=python3
   make_rootfs
   build "${NODE_BINARIES[@]}"
   log "assembling the node image"
@@ -122,7 +122,8 @@ make_rootfs() {
   log "unpacking Debian $DEBIAN_RELEASE"
   rm -rf "$rootfs.partial"
   mkdir -p "${rootfs%/*}"
-  quietly debootstrap debootstrap --variant=minbase \
+  # In a mount namespace, so that a killed run leaves no mounts in what the next one deletes.
+  quietly debootstrap unshare --mount debootstrap --variant=minbase \
     --include="$(IFS=,; echo "${ROOTFS_PACKAGES[*]}")" "$DEBIAN_RELEASE" "$rootfs.partial"
   rm -rf "$rootfs.partial"/var/cache/apt/archives/*.deb "$rootfs.partial"/var/lib/apt/lists/*
   mv "$rootfs.partial" "$rootfs"
@@ -308,11 +309,13 @@ import_images() {
 version = 3
 root = "$node/var/lib/containerd"
 state = "$run/state"
-disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "io.containerd.nri.v1.nri"]
+disabled_plugins = [
+  "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri",
+  "io.containerd.nri.v1.nri"]
 [grpc]
   address = "$run/sock"
 EOF
-  "$(binary containerd)" --config "$run/config.toml" 9>&- &
+  setpriv --pdeathsig KILL "$(binary containerd)" --config "$run/config.toml" 9>&- &
   containerd_pid=$!
   wait_until 30 "$(binary ctr)" --address "$run/sock" version
   for archive in "$work"/images/*.tar; do

@@ -1,4 +1,4 @@
-#!/usr/bin/env -S python3 -IS
+#!/usr/bin/python3 -IS
 """An OCI runtime that asks runc for no more capabilities than this machine can grant.
 
 Older Docker engines request every capability for a privileged container; runc fails the whole

@@ -262,11 +262,18 @@ fn write_dev(node: &Node, out: &Path, kind: DeviceNodes) -> Result<(), NodeError
             source,
         })?;
     }
-    for name in names {
-        let path = dev.join(name);
-        match kind {
-            DeviceNodes::Files => write(&path, "")?,
-            DeviceNodes::Character => make_null(&path)?,
+    let first = dev.join("nvidiactl");
+    match kind {
+        DeviceNodes::Files => write(&first, "")?,
+        DeviceNodes::Character => make_null(&first)?,
+    }
+    // All are one device; a thousand links are made much sooner than a thousand nodes.
+    for path in names.into_iter().map(|name| dev.join(name)) {
+        match fs::hard_link(&first, &path) {
+            Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(NodeError::DeviceNode { path, source });
+            }
+            _ => {}
         }
     }
     Ok(())

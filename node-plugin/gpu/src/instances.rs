@@ -136,11 +136,7 @@ impl Gpus {
             raw::gpu_instance_info(&self.nvml, instance).map_err(failed)?;
         let nothing_spans = Error::NoSpanningComputeInstance { pci, profile_id };
         let device = self.handle(pci)?;
-        let infos = profile::infos(&self.nvml, device).map_err(failed)?;
-        let slices = infos
-            .iter()
-            .find(|(_, info)| info.id == profile_id)
-            .map(|(_, i)| i.slices);
+        let slices = profile::slices(&self.nvml, device, profile_id).map_err(failed)?;
         let Some((slices, value)) = slices.and_then(|s| Some((s, spanning_compute_profile(s)?)))
         else {
             return Err(nothing_spans);

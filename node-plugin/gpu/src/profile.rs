@@ -35,6 +35,22 @@ pub(crate) fn infos(nvml: &Nvml, device: DeviceHandle) -> raw::Result<Vec<(u32, 
     Ok(infos)
 }
 
+/// The slices of the profile with this id.
+pub(crate) fn slices(nvml: &Nvml, device: DeviceHandle, id: u32) -> raw::Result<Option<u32>> {
+    for value in ENUM_VALUES {
+        match raw::profile_info(nvml, device, value) {
+            Ok(info) if info.id == id => return Ok(Some(info.slices)),
+            Ok(_) => {}
+            Err(Failed {
+                code: NvmlCode::NotSupported | NvmlCode::InvalidArgument,
+                ..
+            }) => {}
+            Err(failed) => return Err(failed),
+        }
+    }
+    Ok(None)
+}
+
 /// The compute instance profile that covers a GPU instance of so many slices; its enum
 /// value in `nvml.h` is also its id on every card seen so far.
 pub(crate) fn spanning_compute_profile(slices: u32) -> Option<u32> {

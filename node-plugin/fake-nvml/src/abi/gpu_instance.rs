@@ -14,6 +14,8 @@ use crate::topology::{Mig, Profile};
 
 /// Profile values of `nvml.h` end here (`NVML_GPU_INSTANCE_PROFILE_COUNT` of 13.x).
 const GPU_INSTANCE_PROFILES: c_uint = 18;
+/// And those of compute instances (`NVML_COMPUTE_INSTANCE_PROFILE_COUNT` of 13.x).
+const COMPUTE_INSTANCE_PROFILES: c_uint = 9;
 
 fn lookup(mig: &Mig, profile: c_uint) -> Result<&Profile, Code> {
     if profile >= GPU_INSTANCE_PROFILES {
@@ -271,7 +273,7 @@ fn offer_by_value<'a>(
     value: c_uint,
     engine: c_uint,
 ) -> Result<(&'a Profile, Offer<'a>), Code> {
-    if value >= sys::NVML_COMPUTE_INSTANCE_PROFILE_COUNT
+    if value >= COMPUTE_INSTANCE_PROFILES
         || engine >= sys::NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT
     {
         return Err(Code::INVALID_ARGUMENT);

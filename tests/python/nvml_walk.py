@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""nvml_walk.py LIBRARY: walks an NVML with NVIDIA's own Python client.
+
+Lists devices and MIG profiles, creates an instance at every placement, looks at it
+from every side, and destroys it again. Fails on the first answer that is not NVML's.
+
+Needs: pip install nvidia-ml-py==13.615.71
+"""
+
+import ctypes
+import sys
+
+import pynvml as nvml
+
+
+def refused(code, call, *arguments):
+    """The call must fail with exactly this code."""
+    try:
+        call(*arguments)
+    except nvml.NVMLError as error:
+        assert error.value == code, f"{call.__name__}: {error}, expected code {code}"
+    else:
+        raise AssertionError(f"{call.__name__} succeeded, expected code {code}")
+
+
+def placements(device, profile_id):
+    """Count first, then fill."""
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(device, profile_id, None, ctypes.byref(count))
+    array = (nvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(device, profile_id, array, ctypes.byref(count))
+    return [(placement.start, placement.size) for placement in array]
+
+
+def gpu_instances(device, profile_id):
+    array = (nvml.c_nvmlGpuInstance_t * 16)()
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetGpuInstances(device, profile_id, array, ctypes.byref(count))
+    return list(array)[: count.value]
+
+
+def mig_devices(device):
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+        try:
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
+        except nvml.NVMLError_NotFound:
+            pass
+    return found
+
+
+def profiles(device):
+    """(profile info, compute slices) of each profile, by all versions of the call."""
+    found = []
+    for value in range(18):
+        try:
+            info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, value, version=2)
+        except nvml.NVMLError_NotSupported:
+            continue
+        old = nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, value, version=1)
+        assert (old.id, old.memorySizeMB) == (info.id, info.memorySizeMB)
+        assert info.name.startswith("MIG "), info.name
+        found.append(info)
+    refused(nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlDeviceGetGpuInstanceProfileInfo, device, 99)
+    return found
+
+
+def walk_device(index):
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = nvml.nvmlDeviceGetUUID(device)
+    address = nvml.nvmlDeviceGetPciInfo(device).busId
+    assert uuid.startswith("GPU-") and len(uuid) == 40, uuid
+    by_uuid = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    by_address = nvml.nvmlDeviceGetHandleByPciBusId(address)
+    for other in (by_uuid, by_address):
+        assert nvml.nvmlDeviceGetIndex(other) == index
+    extended = nvml.nvmlPciInfoExt_v1_t()
+    place = ctypes.byref(extended)
+    refused(
+        nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, nvml.nvmlDeviceGetPciInfoExt, device, place
+    )
+    extended.version = nvml.nvmlPciInfoExt_v1
+    nvml.nvmlDeviceGetPciInfoExt(device, place)
+    assert extended.busId == address
+    old = nvml.nvmlDeviceGetMemoryInfo(device)
+    new = nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2)
+    assert old.total == new.total == new.free + new.reserved + new.used
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
+    assert major >= 7 and minor >= 0
+    assert not nvml.nvmlDeviceIsMigDeviceHandle(device)
+    assert nvml.nvmlDeviceGetMinorNumber(device) == index
+    assert nvml.nvmlDeviceGetArchitecture(device) >= nvml.NVML_DEVICE_ARCH_TURING
+    assert nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU) > 0
+    assert nvml.nvmlDeviceGetTemperatureV(device, nvml.NVML_TEMPERATURE_GPU) > 0
+    assert 0 < nvml.nvmlDeviceGetPowerUsage(device) <= nvml.nvmlDeviceGetEnforcedPowerLimit(device)
+    assert nvml.nvmlDeviceGetComputeMode(device) == nvml.NVML_COMPUTEMODE_DEFAULT
+    assert nvml.nvmlDeviceGetEccMode(device) == [1, 1]
+    assert nvml.nvmlDeviceGetPersistenceMode(device) == 1
+    print(index, nvml.nvmlDeviceGetName(device), uuid, address)
+    return device
+
+
+def walk_mig(device):
+    """Creates and destroys an instance at every placement of every profile."""
+    parent = nvml.nvmlDeviceGetUUID(device)
+    current, pending = nvml.nvmlDeviceGetMigMode(device)
+    assert current == pending
+    if not current:
+        assert nvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
+        refused(
+            nvml.NVML_ERROR_NOT_SUPPORTED, nvml.nvmlDeviceCreateGpuInstance, device, 0
+        )
+        assert nvml.nvmlDeviceSetMigMode(device, 1) == nvml.NVML_SUCCESS
+        assert nvml.nvmlDeviceGetMigMode(device) == [1, 1]
+    made = 0
+    for profile in profiles(device):
+        for start, size in placements(device, profile.id):
+            placement = ctypes.byref(nvml.c_nvmlGpuInstancePlacement_t(start, size))
+            before = nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, profile.id)
+            assert before == profile.instanceCount
+            gi = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile.id, placement)
+            refused(
+                nvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+                nvml.nvmlDeviceCreateGpuInstanceWithPlacement,
+                device,
+                profile.id,
+                placement,
+            )
+            assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, profile.id) < before
+            walk_instance(device, parent, profile, gi, (start, size))
+            made += 1
+    if not current:
+        assert nvml.nvmlDeviceSetMigMode(device, 0) == nvml.NVML_SUCCESS
+    return made
+
+
+def walk_instance(device, parent, profile, gi, placement):
+    info = nvml.nvmlGpuInstanceGetInfo(gi)
+    assert (info.placement.start, info.placement.size) == placement
+    assert info.profileId == profile.id
+    assert len(gpu_instances(device, profile.id)) == 1
+    assert mig_devices(device) == [], "a GPU instance alone is no MIG device"
+    spanning = None
+    for value in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        try:
+            offer = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, value, 0)
+        except nvml.NVMLError_NotSupported:
+            continue
+        if offer.sliceCount == profile.sliceCount:
+            spanning = offer
+    assert spanning is not None, f"no compute instance spans {profile.name}"
+    assert spanning.multiprocessorCount == profile.multiprocessorCount
+    ci = nvml.nvmlGpuInstanceCreateComputeInstance(gi, spanning.id)
+    refused(nvml.NVML_ERROR_IN_USE, nvml.nvmlGpuInstanceDestroy, gi)
+    refused(
+        nvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+        nvml.nvmlGpuInstanceCreateComputeInstance,
+        gi,
+        spanning.id,
+    )
+    compute = nvml.nvmlComputeInstanceGetInfo(ci)
+    (mig,) = mig_devices(device)
+    uuid = nvml.nvmlDeviceGetUUID(mig)
+    assert uuid.startswith("MIG-"), uuid
+    assert nvml.nvmlDeviceGetUUID(compute.device) == uuid
+    assert nvml.nvmlDeviceIsMigDeviceHandle(mig)
+    assert nvml.nvmlDeviceGetGpuInstanceId(mig) == info.id
+    assert nvml.nvmlDeviceGetComputeInstanceId(mig) == compute.id
+    assert profile.name in nvml.nvmlDeviceGetName(mig)
+    owner = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)
+    assert nvml.nvmlDeviceGetUUID(owner) == parent
+    attributes = nvml.nvmlDeviceGetAttributes(mig)
+    assert attributes.memorySizeMB == profile.memorySizeMB
+    assert attributes.gpuInstanceSliceCount == profile.sliceCount
+    assert nvml.nvmlDeviceGetMemoryInfo(mig).total == profile.memorySizeMB << 20
+    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
+    refused(nvml.NVML_ERROR_IN_USE, checked_mig_off, device)
+    nvml.nvmlComputeInstanceDestroy(ci)
+    nvml.nvmlGpuInstanceDestroy(gi)
+    refused(nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlGpuInstanceGetInfo, gi)
+    refused(nvml.NVML_ERROR_NOT_FOUND, nvml.nvmlDeviceGetGpuInstanceById, device, info.id)
+    refused(nvml.NVML_ERROR_NOT_FOUND, nvml.nvmlDeviceGetHandleByUUID, uuid)
+
+
+def checked_mig_off(device):
+    """The activation status as an error."""
+    nvml._nvmlCheckReturn(nvml.nvmlDeviceSetMigMode(device, 0))
+
+
+def walk_events(device):
+    events = nvml.nvmlEventSetCreate()
+    assert nvml.nvmlDeviceGetSupportedEventTypes(device) & nvml.nvmlEventTypeXidCriticalError
+    nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
+    refused(nvml.NVML_ERROR_TIMEOUT, nvml.nvmlEventSetWait_v2, events, 1)
+    nvml.nvmlEventSetFree(events)
+
+
+def main(library):
+    # The client loads by name only; this is its own place for the loaded library.
+    nvml.nvmlLib = ctypes.CDLL(library)
+    refused(nvml.NVML_ERROR_UNINITIALIZED, nvml.nvmlDeviceGetCount)
+    nvml.nvmlInit()
+    nvml.nvmlInit()
+    nvml.nvmlShutdown()
+    assert nvml.nvmlSystemGetDriverVersion().count(".") == 2
+    assert nvml.nvmlSystemGetNVMLVersion().endswith(nvml.nvmlSystemGetDriverVersion())
+    assert nvml.nvmlSystemGetCudaDriverVersion() >= 12000
+    count = nvml.nvmlDeviceGetCount()
+    refused(nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlDeviceGetHandleByIndex, count)
+    refused(nvml.NVML_ERROR_NOT_FOUND, nvml.nvmlDeviceGetHandleByPciBusId, "0000:fe:1f.0")
+    refused(nvml.NVML_ERROR_NOT_FOUND, nvml.nvmlDeviceGetHandleByUUID, "GPU-none")
+    devices = [walk_device(index) for index in range(count)]
+    walk_events(devices[0])
+    same = nvml.nvmlDeviceGetTopologyCommonAncestor(devices[0], devices[0])
+    assert same == nvml.NVML_TOPOLOGY_INTERNAL
+    # One GPU stands for all: they share the tables.
+    try:
+        nvml.nvmlDeviceGetMigMode(devices[0])
+    except nvml.NVMLError_NotSupported:
+        print("no MIG")
+    else:
+        print(walk_mig(devices[0]), "MIG instances created and destroyed")
+    nvml.nvmlShutdown()
+    refused(nvml.NVML_ERROR_UNINITIALIZED, nvml.nvmlShutdown)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

@@ -97,18 +97,27 @@ mod tests {
 
     /// The committed files are what the types say. `UPDATE_GOLDEN=1` writes them.
     #[test]
-    fn the_generated_definitions_are_current() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("generated");
-        for (file, yaml) in crd_files().unwrap() {
-            let path = folder.join(&file);
+    fn the_generated_files_are_current() {
+        let mut files: Vec<(String, String)> = crd_files()
+            .unwrap()
+            .into_iter()
+            .map(|(file, yaml)| (format!("crds/generated/{file}"), yaml))
+            .collect();
+        files.push((
+            "docs/custom-resources.md".to_owned(),
+            crate::reference::page(),
+        ));
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for (file, text) in files {
+            let path = root.join(&file);
             if std::env::var_os("UPDATE_GOLDEN").is_some() {
-                std::fs::create_dir_all(&folder).unwrap();
-                std::fs::write(&path, &yaml).unwrap();
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(&path, &text).unwrap();
             }
             let committed = std::fs::read_to_string(&path).unwrap_or_default();
             assert!(
-                committed == yaml,
-                "crds/generated/{file} is stale: run `UPDATE_GOLDEN=1 cargo test -p inference-api` and commit it"
+                committed == text,
+                "{file} is stale: run `UPDATE_GOLDEN=1 cargo test -p inference-api` and commit it"
             );
         }
     }

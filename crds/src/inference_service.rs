@@ -30,7 +30,7 @@ use crate::status::InferenceServiceStatus;
     printcolumn(name = "Contract", type_ = "string", json_path = ".status.model.endpointType", description = "Inference API that the order speaks."),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.replicas.summary", description = "Copies that answer / copies wanted."),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "State of the order in one word."),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", description = "Why the order is or is not ready: an entry of the FAQ."),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", description = "Why the order is or is not ready; the reference of custom resources explains every reason."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the order was filed."),
     printcolumn(name = "Model", type_ = "string", json_path = ".status.model.servedName", priority = 1, description = "Name to use for the model in requests."),
     printcolumn(name = "Placement", type_ = "string", json_path = ".status.plan.placementType", priority = 1, description = "Whole accelerators or partitions of them."),

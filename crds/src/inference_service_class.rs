@@ -34,7 +34,7 @@ use crate::status::InferenceServiceClassStatus;
     printcolumn(name = "Orders", type_ = "integer", json_path = ".status.orders", description = "Orders that use the class."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the class was made."),
     printcolumn(name = "Exposure", type_ = "string", json_path = ".spec.exposurePolicy.type", priority = 1, description = "Where endpoints are published."),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why the class is or is not ready: an entry of the FAQ."),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why the class is or is not ready; the reference of custom resources explains every reason."),
     validation = rules::invalid(
         "size(self.metadata.name) <= 63",
         "metadata.name must have at most 63 characters, so that it fits a label: shorten the class's name"

@@ -19,6 +19,8 @@ mod inference_service_class;
 mod model_source;
 pub mod names;
 mod reasons;
+#[cfg(test)]
+mod reference;
 mod rules;
 mod status;
 mod vocabulary;

@@ -53,7 +53,7 @@ pub struct InferenceServiceStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
 
-    /// The order's conditions: ClassResolved, ModelResolved, Planned, RuntimeCurrent, WorkloadReady and Ready. Each reason has an entry in the FAQ.
+    /// The order's conditions: ClassResolved, ModelResolved, Planned, RuntimeCurrent, WorkloadReady and Ready. The reference of custom resources explains every reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -352,7 +352,7 @@ pub struct InferenceServiceClassStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// The class's conditions: Validated and Ready. Each reason has an entry in the FAQ.
+    /// The class's conditions: Validated and Ready. The reference of custom resources explains every reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

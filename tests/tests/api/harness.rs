@@ -1,5 +1,10 @@
 //! The harness itself: who its clients are, and that it leaves nothing behind.
 
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use e2e::control_plane::ControlPlane;
 use inference_api::InferenceService;
@@ -61,12 +66,12 @@ async fn a_dropped_control_plane_leaves_no_process_and_no_folder() -> Result<()>
         kubeconfig.display()
     );
     ensure!(
-        std::net::TcpStream::connect(&address).is_ok(),
+        TcpStream::connect(&address).is_ok(),
         "{address} does not answer"
     );
     drop(plane);
     assert!(
-        std::net::TcpStream::connect(&address).is_err(),
+        TcpStream::connect(&address).is_err(),
         "{address} still answers"
     );
     assert!(
@@ -74,5 +79,48 @@ async fn a_dropped_control_plane_leaves_no_process_and_no_folder() -> Result<()>
         "{} is still there",
         kubeconfig.display()
     );
+    Ok(())
+}
+
+/// Set for the process that the next test kills: the file to write its kubeconfig's path into.
+const TO_BE_KILLED: &str = "E2E_TO_BE_KILLED";
+
+#[test]
+fn a_killed_test_leaves_no_process_and_no_folder() -> Result<()> {
+    const THIS: &str = "harness::a_killed_test_leaves_no_process_and_no_folder";
+    if let Some(file) = std::env::var_os(TO_BE_KILLED) {
+        let plane = ControlPlane::start()?;
+        let note = format!("{}\n{}", plane.address(), plane.kubeconfig().display());
+        let written = Path::new(&file).with_extension("written");
+        std::fs::write(&written, note)?;
+        std::fs::rename(&written, &file)?;
+        loop {
+            std::thread::park();
+        }
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("running");
+    let mut test = Command::new(std::env::current_exe()?)
+        .args(["--exact", THIS])
+        .env(TO_BE_KILLED, &file)
+        .stdout(Stdio::null())
+        .spawn()?;
+    wait_until("the control plane runs", || file.exists())?;
+    test.kill()?;
+    test.wait()?;
+    let note = std::fs::read_to_string(&file)?;
+    let (address, kubeconfig) = note.split_once('\n').context("a note of one line")?;
+    let address = address.replace("https://", "");
+    wait_until("nothing listens", || TcpStream::connect(&address).is_err())?;
+    wait_until("the folder is gone", || !Path::new(kubeconfig).exists())
+}
+
+/// Waits for what no watch tells of: another process.
+fn wait_until(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        ensure!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     Ok(())
 }

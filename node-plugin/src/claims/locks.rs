@@ -25,14 +25,14 @@ const CLAIM_FILES: u8 = 64;
 
 /// The locks of one node.
 #[derive(Debug)]
-pub struct Locks {
+pub(super) struct Locks {
     folder: PathBuf,
     names: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 /// A held lock; dropping it releases it.
 #[derive(Debug)]
-pub struct Held {
+pub(super) struct Held {
     _file: File,
     _guard: OwnedMutexGuard<()>,
 }
@@ -42,7 +42,7 @@ impl Locks {
     ///
     /// # Errors
     /// When the folder cannot be made.
-    pub fn open(folder: PathBuf) -> io::Result<Self> {
+    pub(super) fn open(folder: PathBuf) -> io::Result<Self> {
         std::fs::create_dir_all(&folder)?;
         Ok(Self {
             folder,
@@ -54,7 +54,7 @@ impl Locks {
     ///
     /// # Errors
     /// When the lock file cannot be opened or locked.
-    pub async fn claim(&self, uid: &str) -> io::Result<Held> {
+    pub(super) async fn claim(&self, uid: &str) -> io::Result<Held> {
         // A hash that every release computes alike: old and new must meet.
         let bucket = Sha256::digest(uid.as_bytes())
             .first()
@@ -66,7 +66,7 @@ impl Locks {
     ///
     /// # Errors
     /// When the lock file cannot be opened or locked.
-    pub async fn gpu(&self, pci: PciAddress) -> io::Result<Held> {
+    pub(super) async fn gpu(&self, pci: PciAddress) -> io::Result<Held> {
         self.acquire(format!("gpu-{}.lock", pci.dns_label())).await
     }
 

@@ -84,6 +84,3 @@ pub fn pool(
         .collect();
     layout::arrange(published)
 }
-
-#[cfg(test)]
-mod tests;

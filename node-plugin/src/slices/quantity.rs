@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 /// An exact byte count: the largest binary suffix that divides it, else the largest
 /// decimal one, which is what the API server's own formatter does.
 #[must_use]
-pub fn bytes(value: u64) -> Quantity {
+pub(super) fn bytes(value: u64) -> Quantity {
     let binary = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let decimal = ["", "k", "M", "G", "T", "P", "E"];
     let (base, suffixes) = if value != 0 && value % 1024 == 0 {
@@ -28,7 +28,7 @@ pub fn bytes(value: u64) -> Quantity {
 
 /// A plain count.
 #[must_use]
-pub fn count(value: u32) -> Quantity {
+pub(super) fn count(value: u32) -> Quantity {
     // Counts are below 1000 on every known GPU; the decimal branch covers the rest.
     if value % 1024 == 0 && value != 0 {
         return Quantity(value.to_string());
@@ -40,7 +40,7 @@ pub fn count(value: u32) -> Quantity {
 /// leading zeros): driver `580.82.07` becomes `580.82.7`. `None` where the text has no
 /// number to start with.
 #[must_use]
-pub fn version(text: &str) -> Option<String> {
+pub(super) fn version(text: &str) -> Option<String> {
     let mut numbers = text.split('.').map(|part| {
         let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
         digits.parse::<u64>().ok()

@@ -20,6 +20,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
+use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
 /// Name of the node plugin in tables.
@@ -33,6 +34,8 @@ const PEER_DRIVER: &str = "gpu.example.com";
 /// Stands for the pod's UID, which names the sockets; the `@` is for the simulated kubelet, whose
 /// HTTP/2 is Rust's.
 const POD_UID: &str = "bench@0";
+/// A file system in memory, as a node's `/var/run/cdi` is.
+const MEMORY: &str = "/dev/shm";
 /// How long a driver may take to register and to publish its devices.
 const START: Duration = Duration::from_secs(60);
 /// How often slices are looked at while a driver starts: the resolution of that measurement.
@@ -79,6 +82,7 @@ pub(crate) struct Stage<'a> {
     control_plane: ControlPlane,
     programs: &'a Programs,
     work: PathBuf,
+    cdi: TempDir,
     started: AtomicU32,
 }
 
@@ -115,6 +119,7 @@ impl<'a> Stage<'a> {
             control_plane,
             programs,
             work: work.to_owned(),
+            cdi: tempfile::tempdir_in(MEMORY).with_context(|| MEMORY.to_owned())?,
             started: AtomicU32::new(0),
         })
     }
@@ -157,7 +162,8 @@ impl<'a> Stage<'a> {
         };
         self.create_node(&pool).await?;
         let folder = self.work.join(&pool);
-        let [plugins, registry, cdi] = ["plugins", "registry", "cdi"].map(|name| folder.join(name));
+        let [plugins, registry] = ["plugins", "registry"].map(|name| folder.join(name));
+        let cdi = self.cdi.path().join(&pool);
         for path in [&plugins, &registry, &cdi] {
             std::fs::create_dir_all(path).with_context(|| path.display().to_string())?;
         }

@@ -59,12 +59,18 @@ pub(crate) async fn measure(
     let rounds = rounds.unwrap_or(ROUNDS);
     let stage = Stage::new(programs, work)?;
     let namespace = stage.namespace().await?;
-    let sides = [
-        ours(&stage, &namespace).await?,
-        peer(&stage, &namespace).await?,
-    ];
+    let first = if programs.control {
+        peer(&stage, &namespace).await?
+    } else {
+        ours(&stage, &namespace).await?
+    };
+    let sides = [first, peer(&stage, &namespace).await?];
     let mut rows = Vec::new();
     rows.extend(floor(&stage, &sides, rounds).await?);
+    // Before any claim stays: neither side has one here.
+    if !programs.control {
+        rows.extend(partitions(&stage, &namespace, &sides[1], rounds).await?);
+    }
     for standing in [0, STANDING] {
         if standing > 0 {
             tracing::info!(standing, "Preparing claims that stay.");
@@ -99,9 +105,6 @@ pub(crate) async fn measure(
         rows.extend(rows_of(&what, in_a_row, false));
         let what = format!("{AT_ONCE} at once, {standing} standing claims");
         rows.extend(rows_of(&what, at_once, true));
-    }
-    if !programs.control {
-        rows.extend(partitions(&stage, &namespace, &sides[1], rounds).await?);
     }
     Ok(Comparison {
         title: "Prepare and unprepare a claim",

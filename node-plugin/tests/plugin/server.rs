@@ -1,0 +1,1 @@
+//! The whole plugin against a real API server.

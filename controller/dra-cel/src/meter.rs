@@ -28,7 +28,7 @@ const LARGEST: usize = 4096;
 
 /// What a regular expression costs beside other calls, since each run compiles
 /// its pattern.
-const REGEX_WEIGHT: i64 = 50;
+const REGEX_WEIGHT: i64 = 200;
 
 thread_local! {
     static LEFT: Cell<i64> = const { Cell::new(BUDGET) };

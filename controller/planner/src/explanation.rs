@@ -53,7 +53,7 @@ pub enum RejectionReason {
     SelectorUndecidable,
     /// Its devices publish no memory capacity.
     MemoryUnknown,
-    /// Its devices are too small, used or not.
+    /// Its devices have too little memory, used or not.
     TooSmall,
     /// Partitions are never combined for one replica.
     PartitionsNotCombined,
@@ -107,6 +107,14 @@ impl fmt::Display for SelectorHolder {
 }
 
 impl Explanation {
+    /// A reason without details.
+    pub(crate) fn summary(summary: String) -> Self {
+        Self {
+            summary,
+            ..Self::default()
+        }
+    }
+
     /// Everything, one reason a line.
     pub fn long(&self) -> String {
         let mut text = self.summary.clone();
@@ -136,7 +144,7 @@ impl fmt::Display for Explanation {
 }
 
 /// Cuts at a word, with an ellipsis, to at most `limit` characters.
-fn shorten(text: &str, limit: usize) -> String {
+pub(crate) fn shorten(text: &str, limit: usize) -> String {
     if text.chars().count() <= limit {
         return text.to_owned();
     }

@@ -5,10 +5,23 @@
 //! [`Explanation`] of why there is none. Never talks to a cluster, never reads a
 //! clock, never allocates anything: the kube-scheduler does.
 
+mod candidates;
 mod demand;
 mod explanation;
+mod inventory;
+mod kinds;
+mod narrow;
+mod nodes;
+mod occupancy;
 mod plan;
+mod search;
 mod snapshot;
+mod wording;
+
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod tests;
 
 pub use demand::{
     Demand, MemoryNeed, PlacementType, ReplicaBounds, ShareBounds, SharingMode, Toleration,
@@ -25,10 +38,29 @@ pub use snapshot::{
     TaintEffect,
 };
 
-/// Plans one order.
-///
-/// Deterministic: the same snapshot and demand give the same outcome.
+/// Plans orders and keeps compiled selectors from one plan to the next.
+#[derive(Debug, Default)]
+pub struct Planner {
+    selectors: kinds::SelectorCache,
+}
+
+impl Planner {
+    /// Most compiled selectors that are kept.
+    const CACHE_LIMIT: usize = 1024;
+
+    /// Plans one order.
+    ///
+    /// Deterministic: the same snapshot and demand give the same outcome,
+    /// whatever was planned before.
+    pub fn plan(&mut self, snapshot: &Snapshot, demand: &Demand) -> Outcome {
+        if self.selectors.len() > Self::CACHE_LIMIT {
+            self.selectors.clear();
+        }
+        search::plan(snapshot, demand, &mut self.selectors)
+    }
+}
+
+/// Plans one order with nothing kept; see [`Planner`] for many.
 pub fn plan(snapshot: &Snapshot, demand: &Demand) -> Outcome {
-    let _ = (snapshot, demand);
-    Outcome::NoDeviceClass(Explanation::default())
+    Planner::default().plan(snapshot, demand)
 }

@@ -1,0 +1,399 @@
+//! Chooses: the whole way from a snapshot and a demand to an outcome.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::candidates::{self, Candidate};
+use crate::demand::{Demand, PlacementType, SharingMode};
+use crate::explanation::{BrokenSelector, Explanation, Rejection, RejectionReason};
+use crate::inventory::Inventory;
+use crate::kinds::{self, Exclusion, Kind, KindKey, Kinds, SelectorCache};
+use crate::narrow;
+use crate::nodes;
+use crate::occupancy::{Occupancy, Spot};
+use crate::plan::{DeviceRef, Outcome, Placement, Plan};
+use crate::snapshot::{DeviceClass, Snapshot};
+use crate::wording;
+
+/// What a candidate can hold now.
+struct Trial<'k> {
+    candidate: Candidate<'k>,
+    spots: Vec<Spot>,
+}
+
+/// Plans one order; compiled selectors are kept in the cache.
+pub(crate) fn plan(snapshot: &Snapshot, demand: &Demand, cache: &mut SelectorCache) -> Outcome {
+    let classes = allowed_classes(snapshot, demand);
+    if classes.is_empty() {
+        return Outcome::NoDeviceClass(Explanation::summary(wording::no_device_class(demand)));
+    }
+    if !demand.sharing_modes.contains(&SharingMode::Dedicated) {
+        return Outcome::Exhausted(wording::only_shares());
+    }
+    let usable: Vec<bool> = snapshot
+        .nodes
+        .iter()
+        .map(|node| nodes::usable(node, demand).is_ok())
+        .collect();
+    let inventory = Inventory::new(snapshot, &usable);
+    let kinds = kinds::sort(&inventory, &classes, demand, cache);
+    let search = Search {
+        snapshot,
+        demand,
+        inventory: &inventory,
+        kinds: &kinds,
+    };
+    search.run(&classes)
+}
+
+/// The device classes that the demand allows and the cluster has.
+fn allowed_classes<'s>(snapshot: &'s Snapshot, demand: &Demand) -> Vec<(usize, &'s DeviceClass)> {
+    let allowed = |class: &DeviceClass| {
+        demand
+            .device_class_names
+            .as_ref()
+            .is_none_or(|names| names.contains(&class.name))
+    };
+    snapshot
+        .device_classes
+        .iter()
+        .enumerate()
+        .filter(|(_, class)| allowed(class))
+        .collect()
+}
+
+struct Search<'a> {
+    snapshot: &'a Snapshot,
+    demand: &'a Demand,
+    inventory: &'a Inventory<'a>,
+    kinds: &'a Kinds,
+}
+
+impl<'a> Search<'a> {
+    fn run(&self, classes: &[(usize, &DeviceClass)]) -> Outcome {
+        let now = Occupancy::new(self.inventory, self.snapshot, &self.demand.order);
+        let singles = candidates::single(self.kinds, self.demand);
+        let minimum = self.demand.replicas.min.max(1) as usize;
+
+        let trials: Vec<Trial<'_>> = singles.iter().map(|c| self.attempt(&now, c)).collect();
+        let mut chosen = trials.iter().find(|t| t.spots.len() >= minimum);
+        let combined: Vec<Trial<'_>> = if chosen.is_none() {
+            candidates::combined(&singles)
+                .iter()
+                .map(|c| self.attempt(&now, c))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        chosen = chosen.or_else(|| combined.iter().find(|t| t.spots.len() >= minimum));
+        chosen = chosen.or_else(|| {
+            let any = trials
+                .iter()
+                .chain(&combined)
+                .filter(|t| !t.spots.is_empty());
+            // The first of those that hold most.
+            any.rev().max_by_key(|t| t.spots.len())
+        });
+
+        let mut rejections = self.rejections(classes, &now, &trials, chosen);
+        if let Some(trial) = chosen {
+            return Outcome::Planned(Box::new(self.planned(trial, rejections)));
+        }
+        let broken = self.decisive_broken_selectors();
+        if !broken.is_empty() {
+            return Outcome::Undecidable(Explanation {
+                summary: wording::undecidable(&broken),
+                rejections,
+                broken_selectors: broken,
+            });
+        }
+        let summary = self.exhausted_summary(&now, &singles, &mut rejections);
+        Outcome::Exhausted(Explanation {
+            summary,
+            rejections,
+            broken_selectors: Vec::new(),
+        })
+    }
+
+    fn attempt<'k>(&self, now: &Occupancy, candidate: &Candidate<'k>) -> Trial<'k> {
+        let limit = self
+            .demand
+            .replicas
+            .max
+            .max(self.demand.replicas.min)
+            .max(1);
+        let per_replica = candidate.need.devices;
+        let spots = now
+            .clone()
+            .place(self.inventory, &candidate.devices, per_replica, limit);
+        Trial {
+            candidate: candidate.clone(),
+            spots,
+        }
+    }
+
+    fn planned(&self, trial: &Trial<'_>, rejections: Vec<Rejection>) -> Plan {
+        let candidate = &trial.candidate;
+        let class = &self.snapshot.device_classes[candidate.class()].name;
+        let fit = u32::try_from(trial.spots.len()).unwrap_or(u32::MAX);
+        let below_minimum = fit < self.demand.replicas.min;
+        let memory_domain = candidate
+            .kinds
+            .first()
+            .and_then(|key| self.kinds.kinds[*key].memory_domain.as_deref())
+            .unwrap_or_else(|| candidate.driver());
+        let name = self.describe(candidate);
+        let reference = |device: &usize| {
+            let view = &self.inventory.devices[*device];
+            DeviceRef {
+                driver: view.driver.to_owned(),
+                pool: self.inventory.pools[view.pool].name.to_owned(),
+                device: view.device.name.clone(),
+            }
+        };
+        let placements = trial.spots.iter().map(|spot| Placement {
+            node: self.snapshot.nodes[spot.node].name.clone(),
+            devices: spot.devices.iter().map(reference).collect(),
+        });
+        Plan {
+            device_class_name: class.clone(),
+            driver: candidate.driver().to_owned(),
+            sharing_mode: SharingMode::Dedicated,
+            placement_type: candidate.placement(),
+            profile: candidate.profile().map(str::to_owned),
+            devices_per_replica: candidate.need.devices,
+            memory_needed_bytes: candidate.need.bytes_per_device,
+            memory_bytes: candidate.memory(),
+            selectors: narrow::selectors(
+                &candidate.kinds,
+                memory_domain,
+                candidate.need.bytes_per_device,
+                self.class_has_shared(candidate.class()),
+                &self.demand.selectors,
+            ),
+            capacity_requests: BTreeMap::new(),
+            replicas_that_fit: fit,
+            below_minimum,
+            placements: placements.collect(),
+            explanation: Explanation {
+                summary: wording::planned(&name, &candidate.need, fit, &self.demand.replicas),
+                rejections,
+                broken_selectors: self.broken_selectors(),
+            },
+        }
+    }
+
+    /// Whether the class has devices that are handed out in shares.
+    fn class_has_shared(&self, class: usize) -> bool {
+        let kinds = self
+            .kinds
+            .kinds
+            .iter()
+            .filter(|(key, _)| key.class == class);
+        kinds
+            .into_iter()
+            .any(|(_, kind)| kind.excluded.contains_key(&Exclusion::Shared))
+    }
+
+    fn describe(&self, candidate: &Candidate<'_>) -> String {
+        let class = &self.snapshot.device_classes[candidate.class()].name;
+        wording::kinds(class, &candidate.kinds, candidate.need.devices)
+    }
+
+    fn broken_selectors(&self) -> Vec<BrokenSelector> {
+        let unjudged = self.kinds.unjudged.iter().map(|(broken, _)| broken);
+        distinct(self.kinds.uncompiled.iter().chain(unjudged))
+    }
+
+    /// Broken selectors that might have hidden room: those that do not compile,
+    /// and those that failed on a device that is large enough.
+    fn decisive_broken_selectors(&self) -> Vec<BrokenSelector> {
+        let least = self
+            .demand
+            .memory
+            .iter()
+            .map(|need| need.bytes_per_device)
+            .min();
+        let large = |memory: &Option<u64>| match (memory, least) {
+            (Some(memory), Some(least)) => *memory >= least,
+            _ => true,
+        };
+        let unjudged = self
+            .kinds
+            .unjudged
+            .iter()
+            .filter(|(_, m)| large(m))
+            .map(|(b, _)| b);
+        distinct(self.kinds.uncompiled.iter().chain(unjudged))
+    }
+
+    /// Why each kind other than the chosen was not chosen.
+    fn rejections(
+        &self,
+        classes: &[(usize, &DeviceClass)],
+        now: &Occupancy,
+        trials: &[Trial<'_>],
+        chosen: Option<&Trial<'_>>,
+    ) -> Vec<Rejection> {
+        let mut rejections = Vec::new();
+        for (index, class) in classes {
+            if self.kinds.members.get(index) == Some(&0) {
+                rejections.push(Rejection {
+                    candidate: class.name.clone(),
+                    reason: RejectionReason::NoDevices,
+                    message: "no published device belongs to it".to_owned(),
+                });
+            }
+        }
+        let taken: BTreeSet<&KindKey> = chosen
+            .iter()
+            .flat_map(|t| t.candidate.kinds.iter().copied())
+            .collect();
+        let tried: BTreeSet<&KindKey> = trials
+            .iter()
+            .flat_map(|t| t.candidate.kinds.iter().copied())
+            .collect();
+        let mut before_chosen = true;
+        for trial in trials {
+            let is_chosen = chosen.is_some_and(|c| {
+                c.candidate.need == trial.candidate.need
+                    && trial.candidate.kinds.iter().all(|k| taken.contains(k))
+            });
+            if is_chosen {
+                before_chosen = false;
+                continue;
+            }
+            rejections.push(self.not_chosen(now, trial, before_chosen));
+        }
+        for (key, kind) in &self.kinds.kinds {
+            if !tried.contains(key) {
+                rejections.push(self.not_tried(key, kind));
+            }
+        }
+        rejections
+    }
+
+    /// A candidate that has enough memory but was not chosen.
+    fn not_chosen(&self, now: &Occupancy, trial: &Trial<'_>, before_chosen: bool) -> Rejection {
+        let candidate = &trial.candidate;
+        let fit = trial.spots.len();
+        let (reason, message) = if fit == 0 {
+            let mut empty = Occupancy::empty(self.inventory);
+            let per_replica = candidate.need.devices;
+            if empty
+                .place(self.inventory, &candidate.devices, per_replica, 1)
+                .is_empty()
+            {
+                (
+                    RejectionReason::TooFewPerNode,
+                    wording::too_few_per_node(per_replica),
+                )
+            } else {
+                let claims = now.in_the_way(self.inventory, &candidate.devices);
+                let message = wording::taken_long(self.snapshot, candidate.devices.len(), &claims);
+                (RejectionReason::Taken, message)
+            }
+        } else if before_chosen {
+            (
+                RejectionReason::FewerReplicas,
+                wording::fewer(fit, self.demand.replicas.min),
+            )
+        } else {
+            (RejectionReason::LargerThanNeeded, wording::larger(fit))
+        };
+        Rejection {
+            candidate: self.describe(candidate),
+            reason,
+            message,
+        }
+    }
+
+    /// A kind that could not be a candidate.
+    fn not_tried(&self, key: &KindKey, kind: &Kind) -> Rejection {
+        let class = &self.snapshot.device_classes[key.class].name;
+        let need = self
+            .demand
+            .memory
+            .iter()
+            .map(|need| need.bytes_per_device)
+            .min();
+        let single = self.demand.memory.iter().filter(|need| need.devices == 1);
+        let single = single.map(|need| need.bytes_per_device).min();
+        let (reason, message) = if !self.demand.placement_types.contains(&key.placement) {
+            (
+                RejectionReason::PlacementTypeNotAllowed,
+                wording::placement_type(key.placement),
+            )
+        } else if kind.usable.is_empty() {
+            wording::excluded(&kind.excluded)
+        } else if key.memory == 0 {
+            (
+                RejectionReason::MemoryUnknown,
+                "its devices publish no memory".to_owned(),
+            )
+        } else if key.placement == PlacementType::Partition
+            && single.is_none_or(|need| key.memory < need)
+            && need.is_some_and(|need| key.memory >= need)
+        {
+            (
+                RejectionReason::PartitionsNotCombined,
+                wording::partitions_not_combined(),
+            )
+        } else {
+            (
+                RejectionReason::TooSmall,
+                wording::too_small(key.memory, need.unwrap_or(0)),
+            )
+        };
+        Rejection {
+            candidate: wording::kinds(class, &[key], 1),
+            reason,
+            message,
+        }
+    }
+
+    /// Why nothing fits: never, or not now.
+    fn exhausted_summary(
+        &self,
+        now: &Occupancy,
+        singles: &[Candidate<'_>],
+        rejections: &mut [Rejection],
+    ) -> String {
+        let mut empty_fit = None;
+        for candidate in singles {
+            let mut empty = Occupancy::empty(self.inventory);
+            let per_replica = candidate.need.devices;
+            if !empty
+                .place(self.inventory, &candidate.devices, per_replica, 1)
+                .is_empty()
+            {
+                empty_fit = Some(candidate);
+                break;
+            }
+        }
+        // What decided comes first.
+        rejections.sort_by_key(|r| r.reason != RejectionReason::Taken);
+        if empty_fit.is_none() {
+            return wording::never_fits(self.snapshot, self.demand, self.kinds);
+        }
+        let devices: BTreeSet<usize> = singles
+            .iter()
+            .flat_map(|c| c.devices.iter().copied())
+            .collect();
+        let devices: Vec<usize> = devices.into_iter().collect();
+        let claims = now.in_the_way(self.inventory, &devices);
+        wording::taken_short(self.snapshot, self.demand, devices.len(), &claims)
+    }
+}
+
+/// One of each expression and holder.
+fn distinct<'b>(all: impl Iterator<Item = &'b BrokenSelector>) -> Vec<BrokenSelector> {
+    let mut distinct: Vec<BrokenSelector> = Vec::new();
+    for broken in all {
+        let known =
+            |b: &BrokenSelector| b.holder == broken.holder && b.expression == broken.expression;
+        if !distinct.iter().any(known) {
+            distinct.push(broken.clone());
+        }
+    }
+    distinct
+}

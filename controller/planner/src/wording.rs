@@ -1,0 +1,360 @@
+//! The sentences of explanations.
+//!
+//! Short forms are read by tenants: they name no other tenant's order. Long
+//! forms are for the administrator.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::demand::{Demand, MemoryNeed, PlacementType, ReplicaBounds};
+use crate::explanation::{BrokenSelector, Explanation, Rejection, RejectionReason, shorten};
+use crate::kinds::{Exclusion, KindKey, Kinds};
+use crate::snapshot::Snapshot;
+
+/// Most characters of an expression or an error in a short form.
+const QUOTE_LIMIT: usize = 80;
+
+/// Most orders that a sentence names.
+const NAMED_ORDERS: usize = 3;
+
+/// Bytes as people read them.
+pub(crate) fn gib(bytes: u64) -> String {
+    const GIB: u128 = 1 << 30;
+    // Rounded to two places without floating point.
+    let hundredths = (u128::from(bytes) * 100 + GIB / 2) / GIB;
+    format!("{}.{:02} GiB", hundredths / 100, hundredths % 100)
+}
+
+fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+/// Names kinds of one device class: `mig.example.com 1g.10gb (9.75 GiB)`.
+pub(crate) fn kinds(class: &str, kinds: &[&KindKey], devices: u32) -> String {
+    let names: Vec<&str> = kinds
+        .iter()
+        .map(|key| match (&key.profile, key.placement) {
+            (Some(profile), _) => profile.as_str(),
+            (None, PlacementType::WholeDevice) => "whole device",
+            (None, PlacementType::Partition) => "partition",
+        })
+        .collect();
+    let mut distinct: Vec<&str> = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    let least = kinds.iter().map(|key| key.memory).min().unwrap_or(0);
+    let times = if devices > 1 {
+        format!("{devices} × ")
+    } else {
+        String::new()
+    };
+    format!("{times}{class} {} ({})", distinct.join(" or "), gib(least))
+}
+
+pub(crate) fn planned(kind: &str, need: &MemoryNeed, fit: u32, replicas: &ReplicaBounds) -> String {
+    let each = if need.devices > 1 {
+        " on each device"
+    } else {
+        ""
+    };
+    let shortage = if fit < replicas.min {
+        format!(", fewer than the minimum of {}", replicas.min)
+    } else {
+        String::new()
+    };
+    format!(
+        "Planned on {kind}: the smallest that holds {}{each}; {} now{shortage}.",
+        gib(need.bytes_per_device),
+        if fit == 1 {
+            "1 replica fits".to_owned()
+        } else {
+            format!("{fit} replicas fit")
+        },
+    )
+}
+
+pub(crate) fn no_device_class(demand: &Demand) -> String {
+    match &demand.device_class_names {
+        Some(names) if !names.is_empty() => format!(
+            "The cluster has none of the device classes that the class allows: {}.",
+            shorten(&names.join(", "), 200)
+        ),
+        _ => "The cluster has no DeviceClass: no DRA driver for accelerators is installed."
+            .to_owned(),
+    }
+}
+
+/// The class allows only what this version cannot plan.
+pub(crate) fn only_shares() -> Explanation {
+    let message = "the class allows only the sharing mode Shared, and shares of devices are not \
+                   planned in this version; allow Dedicated too";
+    Explanation {
+        summary: format!("Nothing was searched: {message}."),
+        rejections: vec![Rejection {
+            candidate: "shares".to_owned(),
+            reason: RejectionReason::SharingNotSupported,
+            message: message.to_owned(),
+        }],
+        broken_selectors: Vec::new(),
+    }
+}
+
+pub(crate) fn undecidable(broken: &[BrokenSelector]) -> String {
+    let Some(first) = broken.first() else {
+        return String::new();
+    };
+    let expression = shorten(&first.expression, QUOTE_LIMIT);
+    let error = shorten(&first.error.replace('\n', " "), QUOTE_LIMIT);
+    let more = match broken.len() {
+        1 => String::new(),
+        n => format!(" ({} more)", n - 1),
+    };
+    format!(
+        "Selector {expression:?} of {} cannot be judged: {error}{more}.",
+        first.holder
+    )
+}
+
+pub(crate) fn too_few_per_node(devices: u32) -> String {
+    format!("no node has {devices} of them")
+}
+
+pub(crate) fn fewer(fit: usize, minimum: u32) -> String {
+    format!("only {fit} of at least {minimum} replicas fit now")
+}
+
+pub(crate) fn larger(fit: usize) -> String {
+    format!(
+        "would also do ({} now), but strands more",
+        count(fit, "replica")
+    )
+}
+
+pub(crate) fn placement_type(placement: PlacementType) -> String {
+    let name = match placement {
+        PlacementType::Partition => "Partition",
+        PlacementType::WholeDevice => "WholeDevice",
+    };
+    format!("the class does not allow the placement type {name}")
+}
+
+pub(crate) fn partitions_not_combined() -> String {
+    "partitions are not combined to hold one replica".to_owned()
+}
+
+pub(crate) fn too_small(memory: u64, need: u64) -> String {
+    format!("{} of {} needed", gib(memory), gib(need))
+}
+
+/// Why none of a kind's devices may be used: the most frequent reason decides,
+/// the message names all.
+pub(crate) fn excluded(excluded: &BTreeMap<Exclusion, u32>) -> (RejectionReason, String) {
+    let decisive = excluded
+        .iter()
+        .max_by_key(|(_, n)| **n)
+        .map(|(exclusion, _)| exclusion);
+    let reason = match decisive {
+        Some(Exclusion::Undecidable) => RejectionReason::SelectorUndecidable,
+        Some(Exclusion::Tainted(_)) => RejectionReason::Tainted,
+        Some(Exclusion::Node) => RejectionReason::NodeNotUsable,
+        Some(Exclusion::PoolIncomplete(_) | Exclusion::PoolInvalid(_)) => {
+            RejectionReason::PoolUnusable
+        }
+        Some(Exclusion::Shared) => RejectionReason::SharingNotSupported,
+        Some(Exclusion::Selector) | None => RejectionReason::SelectorMismatch,
+    };
+    let parts: Vec<String> = excluded
+        .iter()
+        .map(|(e, n)| format!("{n} {}", exclusion(e)))
+        .collect();
+    (reason, parts.join(", "))
+}
+
+fn exclusion(exclusion: &Exclusion) -> String {
+    match exclusion {
+        Exclusion::Selector => "do not match the class's selectors".to_owned(),
+        Exclusion::Undecidable => "cannot be judged by the class's selectors".to_owned(),
+        Exclusion::Tainted(key) => format!("have the taint {key}"),
+        Exclusion::Node => "are on nodes that the order may not use".to_owned(),
+        Exclusion::PoolIncomplete(detail) => format!("are in an incomplete pool ({detail})"),
+        Exclusion::PoolInvalid(detail) => format!("are in an invalid pool ({detail})"),
+        Exclusion::Shared => "are handed out in shares, which are not planned yet".to_owned(),
+    }
+}
+
+/// Nothing fits even on an empty cluster.
+pub(crate) fn never_fits(snapshot: &Snapshot, demand: &Demand, kinds: &Kinds) -> String {
+    let allowed = |key: &&KindKey| demand.placement_types.contains(&key.placement);
+    let usable = |key: &&KindKey| !kinds.kinds[*key].usable.is_empty();
+    let keys: Vec<&KindKey> = kinds.kinds.keys().filter(allowed).collect();
+    let mut best: Option<(u64, &MemoryNeed, &KindKey)> = None;
+    for need in &demand.memory {
+        let fits_count =
+            |key: &&&KindKey| need.devices == 1 || key.placement == PlacementType::WholeDevice;
+        for key in keys
+            .iter()
+            .copied()
+            .filter(usable)
+            .filter(|k| fits_count(&k))
+        {
+            let missing = need.bytes_per_device.saturating_sub(key.memory);
+            if best.is_none_or(|(least, ..)| missing < least) {
+                best = Some((missing, need, key));
+            }
+        }
+    }
+    match best {
+        Some((0, need, key)) => format!(
+            "No node has {} devices that a replica could use together; {} of {} on each are needed.",
+            need.devices,
+            gib(need.bytes_per_device),
+            snapshot.device_classes[key.class].name,
+        ),
+        Some((missing, need, key)) => format!(
+            "Fits no device of the allowed device classes: the largest, {}, is {} short of the \
+             {} needed{}.",
+            kinds_of(snapshot, key),
+            gib(missing),
+            gib(need.bytes_per_device),
+            if need.devices > 1 {
+                format!(" on each of {} devices", need.devices)
+            } else {
+                String::new()
+            },
+        ),
+        None => {
+            let mut reasons: BTreeMap<&'static str, u32> = BTreeMap::new();
+            for key in &keys {
+                for (exclusion, number) in &kinds.kinds[*key].excluded {
+                    *reasons.entry(short_exclusion(exclusion)).or_insert(0) += number;
+                }
+            }
+            let parts: Vec<String> = reasons
+                .iter()
+                .map(|(reason, n)| format!("{n} {reason}"))
+                .collect();
+            if parts.is_empty() {
+                "No published device belongs to the allowed device classes and placement types."
+                    .to_owned()
+            } else {
+                format!(
+                    "No device of the allowed device classes can be used: {}.",
+                    parts.join(", ")
+                )
+            }
+        }
+    }
+}
+
+fn kinds_of(snapshot: &Snapshot, key: &KindKey) -> String {
+    kinds(&snapshot.device_classes[key.class].name, &[key], 1)
+}
+
+fn short_exclusion(exclusion: &Exclusion) -> &'static str {
+    match exclusion {
+        Exclusion::Selector => "do not match the class's selectors",
+        Exclusion::Undecidable => "cannot be judged",
+        Exclusion::Tainted(_) => "are tainted",
+        Exclusion::Node => "are on nodes that cannot be used",
+        Exclusion::PoolIncomplete(_) | Exclusion::PoolInvalid(_) => "are in unusable pools",
+        Exclusion::Shared => "are handed out in shares only",
+    }
+}
+
+/// Who holds what would fit, for tenants: orders of the own namespace by name,
+/// others by number.
+pub(crate) fn taken_short(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    devices: usize,
+    claims: &BTreeSet<usize>,
+) -> String {
+    let (mut own, mut others, mut foreign) = (BTreeSet::new(), BTreeSet::new(), 0);
+    for claim in claims
+        .iter()
+        .filter_map(|&claim| snapshot.claims.get(claim))
+    {
+        match &claim.order {
+            Some(order) if order.namespace == demand.order.namespace => {
+                own.insert(order.name.as_str());
+            }
+            Some(order) => {
+                others.insert(order);
+            }
+            None => foreign += 1,
+        }
+    }
+    let mut parts = Vec::new();
+    if !own.is_empty() {
+        let named: Vec<&str> = own.iter().copied().take(NAMED_ORDERS).collect();
+        let dots = if own.len() > NAMED_ORDERS {
+            ", …"
+        } else {
+            ""
+        };
+        let total = count(own.len(), "order");
+        parts.push(format!(
+            "{total} of this namespace ({}{dots})",
+            named.join(", ")
+        ));
+    }
+    if !others.is_empty() {
+        parts.push(format!(
+            "{} of other namespaces",
+            count(others.len(), "order")
+        ));
+    }
+    if foreign > 0 {
+        parts.push(count(foreign, "other claim"));
+    }
+    let holders = if parts.is_empty() {
+        "claims".to_owned()
+    } else {
+        parts.join(", ")
+    };
+    let need = demand
+        .memory
+        .iter()
+        .map(|need| need.bytes_per_device)
+        .min()
+        .unwrap_or(0);
+    format!(
+        "All {} of the allowed device classes that could hold {} are taken: by {holders}.",
+        count(devices, "device"),
+        gib(need),
+    )
+}
+
+/// The same for the administrator.
+pub(crate) fn taken_long(snapshot: &Snapshot, devices: usize, claims: &BTreeSet<usize>) -> String {
+    let mut names = BTreeSet::new();
+    for claim in claims
+        .iter()
+        .filter_map(|&claim| snapshot.claims.get(claim))
+    {
+        names.insert(match &claim.order {
+            Some(order) => format!("order {order}"),
+            None => format!("claim {}/{}", claim.namespace, claim.name),
+        });
+    }
+    let names: Vec<String> = names.into_iter().collect();
+    let listed = names
+        .iter()
+        .take(20)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    let more = names.len().saturating_sub(20);
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    format!(
+        "none of {} is free; held by {listed}{more}",
+        count(devices, "device")
+    )
+}

@@ -1,6 +1,9 @@
 //! The crate against the fake NVML: `nvml-wrapper` walks every topology, and MIG
 //! instances behave as on hardware.
 
+// clippy.toml allows these in tests, but not in what several tests share.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -9,6 +9,7 @@
 #![allow(non_snake_case)]
 #![allow(unsafe_code)]
 
+mod compute_instance;
 mod device;
 mod events;
 mod gpu_instance;

@@ -8,6 +8,11 @@
 //! Never: a table of GPU models. Everything a GPU is comes from the topology, so
 //! that a new card is a new file.
 //!
+//! Two keys of a GPU in the state file are there for tests to write: `"lost": true`
+//! makes every call on it answer GPU_IS_LOST, and `"faults": {"nvmlGpuInstanceDestroy":
+//! 19}` makes a function that changes something answer with a code (19 is IN_USE)
+//! instead of acting. A boot ends both.
+//!
 //! The crate is built twice: as the `cdylib` that clients load, and as an `rlib`
 //! through which tests and `fake-gpu-node` reach [`node`] and [`topology`].
 //!

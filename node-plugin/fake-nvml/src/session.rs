@@ -28,6 +28,7 @@ codes! {
     NOT_FOUND = nvmlReturn_enum_NVML_ERROR_NOT_FOUND;
     INSUFFICIENT_SIZE = nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
     DRIVER_NOT_LOADED = nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED;
+    GPU_IS_LOST = nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST;
     TIMEOUT = nvmlReturn_enum_NVML_ERROR_TIMEOUT;
     RESET_REQUIRED = nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED;
     IN_USE = nvmlReturn_enum_NVML_ERROR_IN_USE;
@@ -69,15 +70,31 @@ impl Session {
         state.gpus.remove(&gpu.uuid).ok_or(Code::UNKNOWN)
     }
 
-    /// Changes a GPU's state. The second argument counts compute instances.
+    /// A GPU that answers: one that has fallen off the bus says so to every call.
+    pub(crate) fn present(&self, index: u32) -> Result<&Gpu, Code> {
+        let gpu = self.gpu(index)?;
+        if self.state(gpu)?.lost {
+            Err(Code::GPU_IS_LOST)
+        } else {
+            Ok(gpu)
+        }
+    }
+
+    /// Changes a GPU's state for a function of `nvml.h`, unless a test has set its answer.
+    /// The second argument of `change` counts compute instances.
     pub(crate) fn update<T>(
         &self,
+        function: &str,
         gpu: &Gpu,
         change: impl FnOnce(&mut GpuState, &mut u64) -> Result<T, Code>,
     ) -> Result<T, Code> {
         self.store.update(&self.node, |state: &mut State| {
             let State { gpus, created, .. } = state;
-            change(gpus.get_mut(&gpu.uuid).ok_or(Code::UNKNOWN)?, created)
+            let state = gpus.get_mut(&gpu.uuid).ok_or(Code::UNKNOWN)?;
+            match state.faults.get(function) {
+                Some(code) => Err(Code(*code)),
+                None => change(state, created),
+            }
         })
     }
 }

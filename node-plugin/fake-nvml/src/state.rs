@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nvml_wrapper_sys::bindings as sys;
 use rustix::fs::{FlockOperation, flock};
@@ -48,6 +48,12 @@ pub(crate) struct GpuState {
     /// The GPU instances by id.
     #[serde(default)]
     pub(crate) instances: BTreeMap<u32, Instance>,
+    /// Whether the GPU has fallen off the bus. Tests set it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) lost: bool,
+    /// Return codes that functions answer with instead of acting, by name. Tests set them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) faults: BTreeMap<String, u32>,
 }
 
 /// A GPU instance.
@@ -167,10 +173,18 @@ fn save(path: &Path, state: &State) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
+/// The kernel's name of this boot, which no process outlives.
+fn boot_id() -> &'static str {
+    static BOOT_ID: OnceLock<String> = OnceLock::new();
+    BOOT_ID.get_or_init(|| {
+        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        text.trim().to_owned()
+    })
+}
+
 /// Brings the state to this boot and to the GPUs of the topology.
 fn settle(state: &mut State, node: &Node) {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let boot = boot.trim();
+    let boot = boot_id();
     let rebooted = state.boot_id != boot;
     if rebooted {
         boot.clone_into(&mut state.boot_id);

@@ -347,9 +347,16 @@ impl Node {
         };
         let file: File = serde_saphyr::from_str(text).map_err(|error| {
             let line = error.location().map(|location| location.line());
+            // Its first line without the place, which is said already; a drawing follows.
+            let text = error.to_string();
+            let problem = text.lines().next().unwrap_or_default();
+            let problem = problem
+                .split_once(" column ")
+                .and_then(|(_, rest)| rest.split_once(": "))
+                .map_or(problem, |(_, rest)| rest);
             fail(
                 line,
-                error.to_string(),
+                problem.to_owned(),
                 "compare it with tests/fixtures/topologies",
             )
         })?;

@@ -263,6 +263,51 @@ fn a_gpu_instance_is_undone_when_no_compute_instance_spans_it() {
 }
 
 #[test]
+fn a_failed_compute_instance_undoes_its_gpu_instance_and_a_failed_undo_is_told() {
+    let (node, gpus, pci) = h100();
+    let uuid = node.inventory().gpus[0].uuid.clone();
+    gpus.instances(pci).unwrap();
+    let scratch = gpus.create_instance(pci, 19, at(0, 1)).unwrap();
+    gpus.destroy_instance(pci, scratch.gpu_instance_id).unwrap();
+    let fault = |faults| node.edit_state(|state| state["gpus"][&uuid]["faults"] = faults);
+    fault(serde_json::json!({ "nvmlGpuInstanceCreateComputeInstance": 999 }));
+    let error = gpus.create_instance(pci, 19, at(0, 1)).unwrap_err();
+    assert_eq!(error.code(), Some(NvmlCode::Other(999)), "{error}");
+    assert!(gpus.instances(pci).unwrap().is_empty());
+    fault(serde_json::json!({
+        "nvmlGpuInstanceCreateComputeInstance": 999,
+        "nvmlGpuInstanceDestroy": 19,
+    }));
+    let error = gpus.create_instance(pci, 19, at(0, 1)).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::HalfMade {
+                gpu_instance_id: 11,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    fault(serde_json::json!({}));
+    gpus.destroy_instance(pci, 11).unwrap();
+}
+
+#[test]
+fn a_lost_gpu_is_unreadable_and_the_others_stay() {
+    let (node, gpus, pci) = h100();
+    let uuid = node.inventory().gpus[1].uuid.clone();
+    gpus.create_instance(pci, 19, at(0, 1)).unwrap();
+    node.edit_state(|state| state["gpus"][&uuid]["lost"] = true.into());
+    let inventory = gpus.inventory(&node.roots()).unwrap();
+    assert_eq!((inventory.gpus.len(), inventory.unreadable.len()), (7, 1));
+    let lost = &inventory.unreadable[0];
+    assert_eq!(lost.index, 1);
+    assert!(lost.reason.contains("GPU_IS_LOST"), "{}", lost.reason);
+    assert!(lost.reason.contains("drain the node"), "{}", lost.reason);
+}
+
+#[test]
 fn instances_survive_a_new_session_and_end_with_the_boot() {
     let (node, gpus, pci) = h100();
     let made = gpus.create_instance(pci, 19, at(0, 1)).unwrap();

@@ -194,13 +194,17 @@ fn create_compute(
         let found = session.gpu_instance(instance)?;
         let wanted = (profile_id, placement()?);
         compute.set(std::ptr::null_mut())?;
-        let ci = session.update(found.gpu, |state, created| {
-            let instance = state
-                .instances
-                .get_mut(&found.gi)
-                .ok_or(Code::INVALID_ARGUMENT)?;
-            mig::create_compute(found.gpu, found.mig, (found.gi, instance), wanted, created)
-        })?;
+        let ci = session.update(
+            "nvmlGpuInstanceCreateComputeInstance",
+            found.gpu,
+            |state, created| {
+                let instance = state
+                    .instances
+                    .get_mut(&found.gi)
+                    .ok_or(Code::INVALID_ARGUMENT)?;
+                mig::create_compute(found.gpu, found.mig, (found.gi, instance), wanted, created)
+            },
+        )?;
         compute.set(handle::compute_instance(found.index, found.gi, ci))
     })
 }
@@ -209,7 +213,7 @@ fn create_compute(
 extern "C" fn nvmlComputeInstanceDestroy(compute: sys::nvmlComputeInstance_t) -> sys::nvmlReturn_t {
     call(|session| {
         let (parent, ci, _) = session.compute_instance(compute)?;
-        session.update(parent.gpu, |state, _| {
+        session.update("nvmlComputeInstanceDestroy", parent.gpu, |state, _| {
             let instance = state
                 .instances
                 .get_mut(&parent.gi)

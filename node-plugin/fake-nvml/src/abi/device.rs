@@ -21,7 +21,7 @@ extern "C" fn nvmlDeviceGetHandleByIndex_v2(
     device: Out<sys::nvmlDevice_t>,
 ) -> sys::nvmlReturn_t {
     call(|session| {
-        session.gpu(index)?;
+        session.present(index)?;
         device.set(handle::device(index))
     })
 }
@@ -323,7 +323,7 @@ extern "C" fn nvmlDeviceSetComputeMode(
         if mode >= sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_COUNT {
             return Err(Code::INVALID_ARGUMENT);
         }
-        session.update(gpu, |state, _| {
+        session.update("nvmlDeviceSetComputeMode", gpu, |state, _| {
             state.compute_mode = mode;
             Ok(())
         })

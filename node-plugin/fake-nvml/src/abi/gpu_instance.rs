@@ -164,7 +164,9 @@ extern "C" fn nvmlDeviceCreateGpuInstance(
     call(|session| {
         let (index, gpu, mig) = session.with_mig(device)?;
         instance.set(std::ptr::null_mut())?;
-        let gi = session.update(gpu, |state, _| mig::create(mig, state, profile_id, None))?;
+        let gi = session.update("nvmlDeviceCreateGpuInstance", gpu, |state, _| {
+            mig::create(mig, state, profile_id, None)
+        })?;
         instance.set(handle::gpu_instance(index, gi))
     })
 }
@@ -181,9 +183,11 @@ extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
         let placement = placement.get()?;
         let placement = Some((placement.start, placement.size));
         instance.set(std::ptr::null_mut())?;
-        let gi = session.update(gpu, |state, _| {
-            mig::create(mig, state, profile_id, placement)
-        })?;
+        let gi = session.update(
+            "nvmlDeviceCreateGpuInstanceWithPlacement",
+            gpu,
+            |state, _| mig::create(mig, state, profile_id, placement),
+        )?;
         instance.set(handle::gpu_instance(index, gi))
     })
 }
@@ -192,7 +196,9 @@ extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
 extern "C" fn nvmlGpuInstanceDestroy(instance: sys::nvmlGpuInstance_t) -> sys::nvmlReturn_t {
     call(|session| {
         let found = session.gpu_instance(instance)?;
-        session.update(found.gpu, |state, _| mig::destroy(state, found.gi))
+        session.update("nvmlGpuInstanceDestroy", found.gpu, |state, _| {
+            mig::destroy(state, found.gi)
+        })
     })
 }
 

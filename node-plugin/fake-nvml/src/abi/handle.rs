@@ -88,7 +88,7 @@ impl Session {
     /// The GPU of a device handle, which for a MIG device is its parent.
     pub(super) fn device(&self, handle: sys::nvmlDevice_t) -> Result<Device<'_>, Code> {
         let handle = Handle::decode(handle)?;
-        let gpu = self.gpu(handle.gpu)?;
+        let gpu = self.present(handle.gpu)?;
         match handle.kind {
             DEVICE => Ok(Device::Whole(handle.gpu, gpu)),
             MIG_DEVICE => {
@@ -151,6 +151,7 @@ impl Session {
     }
 
     fn instance(&self, handle: Handle) -> Result<GpuInstance<'_>, Code> {
+        self.present(handle.gpu)?;
         let (gpu, mig) = self.mig(handle.gpu)?;
         let instance = self.state(gpu)?.instances.remove(&handle.gi);
         Ok(GpuInstance {

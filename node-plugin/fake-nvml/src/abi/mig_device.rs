@@ -48,7 +48,9 @@ extern "C" fn nvmlDeviceSetMigMode(
             _ => return Err(Code::INVALID_ARGUMENT),
         };
         // The call succeeds; whether the mode took effect is the activation status.
-        let status = session.update(gpu, |state, _| Ok(mig::set_mode(tables, state, on)))?;
+        let status = session.update("nvmlDeviceSetMigMode", gpu, |state, _| {
+            Ok(mig::set_mode(tables, state, on))
+        })?;
         activation.set(status.map_or_else(|code| code.0, |()| sys::nvmlReturn_enum_NVML_SUCCESS))
     })
 }

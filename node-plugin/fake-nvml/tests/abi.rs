@@ -376,6 +376,26 @@ fn a_broken_topology_fails_init_with_file_line_and_remedy_said_once() {
 }
 
 #[test]
+fn a_driver_root_made_again_keeps_its_instances_and_a_name_makes_other_gpus() {
+    let root = root();
+    let library = root.path().join("lib/libnvidia-ml.so.1");
+    assert_eq!(made(&other_process("create", &library, &[])), 7);
+    let built = node::library_beside_executable().unwrap();
+    let again = |name| {
+        node::build(&topology(), root.path(), &built, name, DeviceNodes::Files).unwrap();
+        stdout(&other_process("count", &library, &[]))
+    };
+    assert!(again(None).contains("count 7 0"));
+    // Other GPUs: their MIG is off still.
+    let renamed = again(Some("worker-2"));
+    assert!(renamed.contains("count 0 3"), "{renamed}");
+    let link = root
+        .path()
+        .join("sys/bus/pci/devices/0000:1b:00.0/numa_node");
+    assert_eq!(std::fs::read_to_string(link).unwrap(), "0\n");
+}
+
+#[test]
 fn a_broken_state_file_fails_init_and_is_named() {
     let root = root();
     std::fs::write(root.path().join("state.json"), "{").unwrap();

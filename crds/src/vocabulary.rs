@@ -67,3 +67,67 @@ macro_rules! documented {
 }
 
 pub(crate) use documented;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::Documented;
+    use crate::{ClassCondition, ClassEvent, ClassReason, OrderCondition, OrderEvent, OrderReason};
+
+    /// Each word is CamelCase, as Kubernetes wants reasons to be, and there once; each text is made
+    /// of sentences.
+    fn check<W: Documented>() {
+        let mut seen = BTreeSet::new();
+        for word in W::ALL.iter().copied() {
+            let name = word.as_str();
+            assert!(seen.insert(name), "{name} is there twice");
+            assert!(name.starts_with(char::is_uppercase), "{name}");
+            assert!(name.chars().all(char::is_alphanumeric), "{name}");
+            assert!(word.meaning().ends_with('.'), "{name}: {}", word.meaning());
+            let remedy = word.remedy();
+            assert!(
+                remedy.is_empty() || remedy.ends_with('.'),
+                "{name}: {remedy}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_130_every_word_in_status_and_events_is_documented() {
+        check::<OrderCondition>();
+        check::<ClassCondition>();
+        check::<OrderReason>();
+        check::<ClassReason>();
+        check::<OrderEvent>();
+        check::<ClassEvent>();
+    }
+
+    #[test]
+    fn the_identifiers_of_the_guide_are_there_word_for_word() {
+        for reason in [
+            "ReplicasHeldOnPreviousRuntime",
+            "WorkloadRebuilding",
+            "ScaleUpBlocked",
+            "PlacementUndecidable",
+            "ResourceClaimExhausted",
+        ] {
+            assert!(OrderReason::parse(reason).is_some(), "{reason}");
+        }
+        let conditions = OrderCondition::ALL.iter().map(|word| word.as_str());
+        assert_eq!(
+            conditions.collect::<Vec<_>>(),
+            [
+                "ClassResolved",
+                "ModelResolved",
+                "Planned",
+                "RuntimeCurrent",
+                "WorkloadReady",
+                "Ready"
+            ]
+        );
+        let conditions = ClassCondition::ALL.iter().map(|word| word.as_str());
+        assert_eq!(conditions.collect::<Vec<_>>(), ["Validated", "Ready"]);
+        assert_eq!(OrderEvent::SettledRegionKept.as_str(), "SettledRegionKept");
+    }
+}

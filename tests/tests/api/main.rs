@@ -6,6 +6,7 @@
 
 mod class_rules;
 mod columns;
+mod coverage;
 mod documentation;
 mod harness;
 mod order_rules;

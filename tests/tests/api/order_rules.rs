@@ -73,6 +73,8 @@ rules! {
                 => "spec.model.ref.name: Required value",
             { "spec": { "model": { "src": "ai-models", "huggingFace": null, "ref": { "kind": "Model", "name": "Qwen 3" } } } }
                 => "spec.model.ref.name must be the name of a Model or ClusterModel",
+            { "spec": { "model": { "src": "ai-models", "huggingFace": null, "ref": { "kind": "Model", "name": "qwen", "namespace": "*" } } } }
+                => "spec.model.ref.namespace must be the name of a namespace",
             { "spec": { "model": { "src": "ai-models", "huggingFace": null, "ref": { "kind": "Dataset", "name": "qwen" } } } }
                 => "supported values: \"Model\", \"ClusterModel\"",
         ];

@@ -5,8 +5,21 @@
 //! kube-scheduler makes those), a placement that the planner did not decide, or
 //! a condition reason that `inference-api` does not list.
 
+pub mod admin;
+pub mod class;
 pub mod fetch;
+pub mod lease;
+pub mod metrics;
 pub mod model;
+pub mod order;
+pub mod recipe;
+pub mod render;
+pub mod run;
+pub mod view;
+pub mod watches;
 
 #[cfg(test)]
 mod test_hub;
+
+/// Field manager of everything that the controller applies.
+pub const FIELD_MANAGER: &str = "ai-inference-controller";

@@ -1,0 +1,209 @@
+//! Events of an order: each tells of one change between two statuses.
+
+use super::Context;
+use super::build::Decision;
+use inference_api::{InferenceService, InferenceServiceStatus, OrderCondition, OrderEvent};
+use kube::runtime::events::{Event, EventType};
+use kube::{Resource, ResourceExt};
+use tracing::warn;
+
+/// What happened between the two, in order. Pure.
+pub fn between(
+    old: &InferenceServiceStatus,
+    new: &InferenceServiceStatus,
+    decision: &Decision,
+) -> Vec<(OrderEvent, String)> {
+    let mut events = Vec::new();
+    let plan = |s: &InferenceServiceStatus| {
+        s.plan.as_ref().map(|p| {
+            (
+                p.device_class_name.clone(),
+                p.profile.clone(),
+                p.devices_per_replica,
+            )
+        })
+    };
+    if let Some(p) = &new.plan
+        && plan(old) != plan(new)
+    {
+        let message = OrderCondition::Planned
+            .find(&new.conditions)
+            .map(|c| c.message.clone())
+            .unwrap_or_default();
+        events.push((
+            OrderEvent::PlanChanged,
+            format!("{message}: {}", p.reason.clone().unwrap_or_default()),
+        ));
+    }
+    let download = |s: &InferenceServiceStatus| s.model.as_ref().and_then(|m| m.download.clone());
+    match (download(old), download(new)) {
+        (None, Some(d)) if d.percent < 100 => {
+            events.push((
+                OrderEvent::DownloadStarted,
+                format!("{} bytes to bring", d.total_bytes),
+            ));
+        }
+        (Some(before), Some(now)) if now.percent > before.percent => {
+            if now.percent >= 100 && now.copies.is_empty() {
+                events.push((
+                    OrderEvent::DownloadCompleted,
+                    format!("{} bytes, checked", now.total_bytes),
+                ));
+            } else if now.percent / 25 > before.percent / 25 {
+                events.push((
+                    OrderEvent::DownloadProgress,
+                    format!(
+                        "{} %: {} of {} bytes",
+                        now.percent, now.downloaded_bytes, now.total_bytes
+                    ),
+                ));
+            }
+        }
+        _ => {}
+    }
+    let kept =
+        |s: &InferenceServiceStatus| s.storage.as_ref().and_then(|s| s.kept_in_spite_of.clone());
+    if let Some(class) = kept(new)
+        && kept(old).as_ref() != Some(&class)
+    {
+        events.push((
+            OrderEvent::SettledRegionKept,
+            format!("the class names the storage class {class} now; the standing volume is kept where it was made"),
+        ));
+    }
+    let refused = decision.refusal().map(|r| r.reason.as_str());
+    let was = |word: &str| {
+        old.conditions
+            .iter()
+            .any(|c| c.status == "False" && c.reason == word)
+    };
+    if let Some(refusal) = decision.refusal()
+        && refused.is_some_and(|word| !was(word))
+    {
+        events.push((
+            OrderEvent::OrderRefused,
+            format!("{}: {}", refusal.reason, refusal.message),
+        ));
+    }
+    let ready = |s: &InferenceServiceStatus| OrderCondition::Ready.is_met(&s.conditions);
+    if ready(new) && !ready(old) {
+        let address = new
+            .endpoint
+            .as_ref()
+            .map(|e| e.address.clone())
+            .unwrap_or_default();
+        events.push((
+            OrderEvent::OrderReady,
+            format!("the endpoint answers at {address}"),
+        ));
+    }
+    let held = inference_api::OrderReason::ReplicasHeldOnPreviousRuntime.as_str();
+    if let Some(c) = OrderCondition::RuntimeCurrent.find(&new.conditions)
+        && c.reason == held
+        && !was(held)
+    {
+        events.push((OrderEvent::ReplicasHeldOnPreviousRuntime, c.message.clone()));
+    }
+    if decision.rebuild && !was(inference_api::OrderReason::WorkloadRebuilding.as_str()) {
+        events.push((
+            OrderEvent::WorkloadRebuilding,
+            "the volume is too small for the model; the copies are raised anew".into(),
+        ));
+    }
+    events
+}
+
+/// Records what happened. An event that cannot be written is logged and lost:
+/// what lasts is in the conditions.
+pub async fn publish(
+    order: &InferenceService,
+    fresh: &InferenceServiceStatus,
+    decision: &Decision,
+    cx: &Context,
+) {
+    let old = order.status.clone().unwrap_or_default();
+    for (reason, note) in between(&old, fresh, decision) {
+        let event = Event {
+            type_: if reason.is_warning() {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: reason.as_str().to_owned(),
+            note: Some(note.chars().take(1000).collect()),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = cx.recorder.publish(&event, &order.object_ref(&())).await {
+            warn!(order = order.name_any(), %error, "An event could not be recorded.");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inference_api::{DownloadStatus, ModelStatus, StorageStatus};
+
+    fn downloading(percent: i32) -> InferenceServiceStatus {
+        InferenceServiceStatus {
+            model: Some(ModelStatus {
+                download: Some(DownloadStatus {
+                    total_bytes: 100,
+                    downloaded_bytes: i64::from(percent),
+                    percent,
+                    copies: if percent < 100 {
+                        vec![Default::default()]
+                    } else {
+                        vec![]
+                    },
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn names(old: &InferenceServiceStatus, new: &InferenceServiceStatus) -> Vec<OrderEvent> {
+        between(old, new, &Decision::default())
+            .into_iter()
+            .map(|(e, _)| e)
+            .collect()
+    }
+
+    #[test]
+    fn a_download_is_told_at_its_start_each_quarter_and_its_end() {
+        let none = InferenceServiceStatus::default();
+        assert_eq!(names(&none, &downloading(3)), [OrderEvent::DownloadStarted]);
+        assert!(names(&downloading(3), &downloading(20)).is_empty());
+        assert_eq!(
+            names(&downloading(20), &downloading(30)),
+            [OrderEvent::DownloadProgress]
+        );
+        assert_eq!(
+            names(&downloading(30), &downloading(100)),
+            [OrderEvent::DownloadCompleted]
+        );
+        assert!(names(&downloading(100), &downloading(100)).is_empty());
+    }
+
+    #[test]
+    fn a_kept_volume_is_told_once_per_divergence_a_043() {
+        let kept = |class: Option<&str>| InferenceServiceStatus {
+            storage: Some(StorageStatus {
+                kept_in_spite_of: class.map(str::to_owned),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(
+            names(&kept(None), &kept(Some("fast"))),
+            [OrderEvent::SettledRegionKept]
+        );
+        assert!(names(&kept(Some("fast")), &kept(Some("fast"))).is_empty());
+        assert_eq!(
+            names(&kept(Some("fast")), &kept(Some("slow"))),
+            [OrderEvent::SettledRegionKept]
+        );
+    }
+}

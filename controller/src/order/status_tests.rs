@@ -1,0 +1,238 @@
+//! Statuses of decisions in each state.
+
+use super::*;
+use crate::model::Format;
+use crate::recipe::RecipeBook;
+use crate::render::tests as fixture;
+use std::sync::Arc;
+
+fn seen() -> Seen {
+    Seen {
+        class: None,
+        statefulset: None,
+        service: None,
+        pods: vec![],
+        templates: vec![],
+        settled: None,
+        facts: None,
+        snapshot: Arc::default(),
+    }
+}
+
+fn decided() -> Decision {
+    let book = RecipeBook::shipped().unwrap();
+    let choice = book
+        .choose(Format::Gguf, inference_api::EndpointType::Chat)
+        .unwrap();
+    Decision {
+        class: Some(("default-llm".into(), Some(1))),
+        contract: Some(inference_api::EndpointType::Chat),
+        facts: Some(fixture::facts(Format::Gguf)),
+        recipe: Some((choice.recipe.clone(), choice.reason.clone())),
+        plan: Some(fixture::plan(1)),
+        token: true,
+        external: true,
+        replicas: 1,
+        ..Decision::default()
+    }
+}
+
+fn copy(ready: bool, release: &str, problem: Option<(R, &str)>) -> Copy {
+    Copy {
+        name: "support-llm-0".into(),
+        ready,
+        ending: false,
+        scheduled: true,
+        release: release.into(),
+        generation: 3,
+        claim_template: None,
+        downloading_at: None,
+        secret_missing: false,
+        problem: problem.map(|(r, m)| (r, m.to_owned())),
+    }
+}
+
+fn status(decision: &Decision, copies: Vec<Copy>, stands: bool) -> InferenceServiceStatus {
+    let statefulset = stands.then(|| {
+        serde_saphyr::from_str(
+            "metadata: {name: support-llm}\nspec: {replicas: 1, selector: {}, template: {}}",
+        )
+        .unwrap()
+    });
+    let applied = Applied {
+        copies,
+        statefulset,
+        refused: None,
+    };
+    compute(&fixture::order(""), &seen(), decision, &applied, &[])
+}
+
+fn condition(status: &InferenceServiceStatus, c: C) -> (String, String) {
+    let c = c.find(&status.conditions).unwrap();
+    (c.status.clone(), c.reason.clone())
+}
+
+fn is(status: &str, reason: R) -> (String, String) {
+    (status.to_owned(), reason.as_str().to_owned())
+}
+
+#[test]
+fn a_healthy_order_has_all_six_conditions_and_says_what_this_version_does_not_do() {
+    let s = status(&decided(), vec![copy(true, "llama-cpp-b10434", None)], true);
+    assert_eq!(s.conditions.len(), 6);
+    assert!(
+        s.conditions.iter().all(|c| c.status == "True"),
+        "{:?}",
+        s.conditions
+    );
+    assert_eq!(s.phase, Some(Phase::Ready));
+    let ready = C::Ready.find(&s.conditions).unwrap();
+    assert!(
+        ready.message.contains("not published outside the cluster"),
+        "{}",
+        ready.message
+    );
+    let endpoint = s.endpoint.unwrap();
+    assert_eq!(endpoint.address, "http://support-llm.my-namespace.svc");
+    assert_eq!(
+        endpoint.token_secret_name.as_deref(),
+        Some("support-llm-token")
+    );
+    assert_eq!(
+        s.model.unwrap().endpoint_type,
+        Some(inference_api::EndpointType::Chat),
+        "A-059"
+    );
+}
+
+#[test]
+fn a_refused_class_leaves_the_rest_unknown_and_nothing_made() {
+    let refusal = Refusal::new(C::ClassResolved, R::ClassNotFound, "there is none");
+    let s = status(
+        &Decision {
+            stopped: Some(refusal),
+            ..Decision::default()
+        },
+        vec![],
+        false,
+    );
+    assert_eq!(
+        condition(&s, C::ClassResolved),
+        is("False", R::ClassNotFound)
+    );
+    assert_eq!(
+        condition(&s, C::ModelResolved),
+        is("Unknown", R::WaitingForClass)
+    );
+    assert_eq!(condition(&s, C::Planned), is("Unknown", R::WaitingForClass));
+    assert_eq!(
+        condition(&s, C::RuntimeCurrent),
+        is("False", R::WorkloadNotCreated)
+    );
+    assert_eq!(condition(&s, C::Ready), is("False", R::ClassNotFound));
+    assert_eq!(s.phase, Some(Phase::Failed));
+}
+
+#[test]
+fn an_order_that_loses_its_class_keeps_serving_and_reports_it_a_038() {
+    let refusal = Refusal::new(C::ClassResolved, R::NamespaceNotAllowed, "not admitted");
+    let s = status(
+        &Decision {
+            stopped: Some(refusal),
+            ..Decision::default()
+        },
+        vec![copy(true, "r", None)],
+        true,
+    );
+    assert_eq!(
+        condition(&s, C::ClassResolved),
+        is("False", R::NamespaceNotAllowed)
+    );
+    assert_eq!(condition(&s, C::Ready), is("True", R::Ready));
+    assert_eq!(s.phase, Some(Phase::Degraded));
+}
+
+#[test]
+fn no_room_is_pending_and_a_broken_selector_failed() {
+    for (reason, phase) in [
+        (R::ResourceClaimExhausted, Phase::Pending),
+        (R::PlacementUndecidable, Phase::Failed),
+    ] {
+        let stopped = Some(Refusal::new(C::Planned, reason, "x"));
+        let s = status(
+            &Decision {
+                stopped,
+                plan: None,
+                ..decided()
+            },
+            vec![],
+            false,
+        );
+        assert_eq!(condition(&s, C::Planned), is("False", reason));
+        assert_eq!(condition(&s, C::Ready), is("False", reason));
+        assert_eq!(s.phase, Some(phase));
+    }
+}
+
+#[test]
+fn a_crashing_runtime_is_not_ready_with_its_last_words() {
+    let s = status(
+        &decided(),
+        vec![copy(
+            false,
+            "llama-cpp-b10434",
+            Some((R::RuntimeCrashing, "exit code 1: no memory")),
+        )],
+        true,
+    );
+    assert_eq!(
+        condition(&s, C::WorkloadReady),
+        is("False", R::RuntimeCrashing)
+    );
+    assert_eq!(condition(&s, C::Ready), is("False", R::RuntimeCrashing));
+    assert!(
+        C::Ready
+            .find(&s.conditions)
+            .unwrap()
+            .message
+            .contains("exit code 1: no memory")
+    );
+    assert_eq!(s.phase, Some(Phase::Failed));
+}
+
+#[test]
+fn copies_on_an_older_release_are_held_and_both_releases_are_named_a_112() {
+    let s = status(&decided(), vec![copy(true, "llama-cpp-b10000", None)], true);
+    assert_eq!(
+        condition(&s, C::RuntimeCurrent),
+        is("False", R::ReplicasHeldOnPreviousRuntime)
+    );
+    let message = &C::RuntimeCurrent.find(&s.conditions).unwrap().message;
+    assert!(
+        message.contains("0 of 1") && message.contains("b10434") && message.contains("b10000"),
+        "{message}"
+    );
+    assert_eq!(condition(&s, C::Ready), is("True", R::Ready), "A-110");
+    assert_eq!(
+        s.release.unwrap().previous.as_deref(),
+        Some("llama-cpp-b10000")
+    );
+}
+
+#[test]
+fn a_status_that_is_computed_again_is_the_same() {
+    let (decision, copies) = (decided(), vec![copy(true, "llama-cpp-b10434", None)]);
+    let first = status(&decision, copies.clone(), true);
+    let mut order = fixture::order("");
+    order.status = Some(first.clone());
+    let statefulset = serde_saphyr::from_str(
+        "metadata: {name: support-llm}\nspec: {replicas: 1, selector: {}, template: {}}",
+    )
+    .unwrap();
+    let applied = Applied {
+        copies,
+        statefulset: Some(statefulset),
+        refused: None,
+    };
+    assert_eq!(compute(&order, &seen(), &decision, &applied, &[]), first);
+}

@@ -1,0 +1,182 @@
+//! Orders and classes in, verdicts out.
+
+use super::*;
+use crate::model::Format;
+use crate::recipe::RecipeBook;
+use crate::render::tests as fixture;
+use rstest::rstest;
+
+fn class_of(spec: &str) -> InferenceServiceClass {
+    serde_saphyr::from_str(&format!(
+        "apiVersion: ai.deckhouse.io/v1alpha1\nkind: InferenceServiceClass\nmetadata: {{name: default-llm}}\nspec: {{modelPolicy: {{allowedEndpointTypes: [Chat]}}, {spec}}}\n"
+    ))
+    .unwrap()
+}
+
+#[test]
+fn a_class_that_there_is_not_is_named() {
+    let refusal = class(&fixture::order(""), None).unwrap_err();
+    assert_eq!(refusal.reason, R::ClassNotFound);
+    assert!(refusal.message.contains("default-llm"));
+}
+
+#[rstest]
+#[case("", true)]
+#[case("admissionPolicy: {allowedNamespaces: [my-namespace]}", true)]
+#[case("admissionPolicy: {allowedNamespaces: [other]}", false)]
+#[case("admissionPolicy: {allowedNamespaces: []}", false)]
+fn a_class_admits_the_namespaces_it_lists_a_038(#[case] spec: &str, #[case] admitted: bool) {
+    let standing = class_of(spec);
+    let verdict = class(&fixture::order(""), Some(&standing))
+        .map(|_| ())
+        .map_err(|r| r.reason);
+    assert_eq!(
+        verdict,
+        if admitted {
+            Ok(())
+        } else {
+            Err(R::NamespaceNotAllowed)
+        }
+    );
+}
+
+#[rstest]
+#[case::factless_takes_the_first_a_054(&[EndpointType::Chat, EndpointType::Embeddings], None, Some(EndpointType::Chat))]
+#[case::order_is_part_of_the_decision_a_051(&[EndpointType::Embeddings, EndpointType::Chat], None, Some(EndpointType::Embeddings))]
+#[case::facts_narrow_a_053(&[EndpointType::Chat, EndpointType::Embeddings], Some(&[EndpointType::Embeddings][..]), Some(EndpointType::Embeddings))]
+#[case::nothing_in_common_a_056(&[EndpointType::Chat], Some(&[EndpointType::Embeddings][..]), None)]
+fn the_contract_is_the_classs_first_that_the_source_allows(
+    #[case] allowed: &[EndpointType],
+    #[case] supported: Option<&[EndpointType]>,
+    #[case] chosen: Option<EndpointType>,
+) {
+    match (contract(allowed, supported), chosen) {
+        (Ok(got), Some(wanted)) => assert_eq!(got, wanted),
+        (Err(refusal), None) => {
+            assert_eq!(refusal.reason, R::EndpointTypeNotAllowed);
+            assert!(
+                refusal.message.contains("Embeddings") && refusal.message.contains("Chat"),
+                "{}",
+                refusal.message
+            );
+        }
+        (got, _) => panic!("{got:?}"),
+    }
+}
+
+#[test]
+fn other_sources_are_refused_plainly_and_the_catalog_by_its_mode() {
+    let mut order = fixture::order("");
+    order.spec.model.src = ModelSource::S3;
+    let refusal = model_request(&order, true).unwrap_err();
+    assert_eq!(refusal.reason, R::SourceNotSupported);
+    assert!(refusal.message.contains("not from S3") && !refusal.transient);
+    order.spec.model.src = ModelSource::AiModels;
+    assert_eq!(
+        model_request(&order, false).unwrap_err().reason,
+        R::CatalogDisabled,
+        "A-024"
+    );
+    assert_eq!(
+        model_request(&order, true).unwrap_err().reason,
+        R::SourceNotSupported
+    );
+}
+
+#[test]
+fn a_class_without_accelerator_policy_asks_for_one_whole_device_a_061() {
+    let (book, facts) = (RecipeBook::shipped().unwrap(), fixture::facts(Format::Gguf));
+    let recipe = book
+        .choose(Format::Gguf, EndpointType::Chat)
+        .unwrap()
+        .recipe;
+    let demand = demand(&fixture::order(""), &class_of("").spec, recipe, &facts).unwrap();
+    assert_eq!(
+        demand.placement_types,
+        [planner::PlacementType::WholeDevice]
+    );
+    assert_eq!(demand.memory.len(), 1);
+    assert_eq!((demand.replicas.min, demand.replicas.max), (1, 1), "A-060");
+}
+
+#[test]
+fn a_class_of_shares_alone_is_refused() {
+    let (book, facts) = (RecipeBook::shipped().unwrap(), fixture::facts(Format::Gguf));
+    let recipe = book
+        .choose(Format::Gguf, EndpointType::Chat)
+        .unwrap()
+        .recipe;
+    let class = class_of("acceleratorPolicy: {allowedSharingModes: [Shared]}");
+    assert_eq!(
+        demand(&fixture::order(""), &class.spec, recipe, &facts)
+            .unwrap_err()
+            .reason,
+        R::SharingNotSupported
+    );
+}
+
+#[test]
+fn scaling_does_not_settle_a_plan_anew_and_a_policy_does() {
+    let (book, facts) = (RecipeBook::shipped().unwrap(), fixture::facts(Format::Gguf));
+    let recipe = book
+        .choose(Format::Gguf, EndpointType::Chat)
+        .unwrap()
+        .recipe;
+    let of = |spec: &str| {
+        inputs(&demand(&fixture::order(""), &class_of(spec).spec, recipe, &facts).unwrap())
+    };
+    assert_eq!(
+        of(""),
+        of("scalingPolicy: {minReplicas: 2, maxReplicas: 4}")
+    );
+    assert_ne!(
+        of(""),
+        of("acceleratorPolicy: {allowedPlacementTypes: [Partition]}")
+    );
+}
+
+#[test]
+fn a_hubs_answer_becomes_a_reason_and_only_an_outage_is_tried_again() {
+    let named = |error: ModelError| model_refusal(&error);
+    let (repository, revision, hub, detail) = (
+        "a/b".to_owned(),
+        "main".to_owned(),
+        "h".to_owned(),
+        "d".to_owned(),
+    );
+    let gone = named(ModelError::NotFound {
+        repository: repository.clone(),
+        revision: revision.clone(),
+        hub: hub.clone(),
+        detail: detail.clone(),
+    });
+    assert_eq!(
+        (gone.reason, gone.transient),
+        (R::ModelSourceNotFound, false)
+    );
+    let down = named(ModelError::Unavailable {
+        repository: repository.clone(),
+        revision: revision.clone(),
+        hub,
+        detail: detail.clone(),
+    });
+    assert_eq!(
+        (down.reason, down.transient),
+        (R::ModelSourceUnavailable, true)
+    );
+    let many = named(ModelError::Rejected {
+        repository,
+        revision,
+        kind: Rejection::FileAmbiguous,
+        detail,
+    });
+    assert_eq!(
+        (many.reason, many.transient),
+        (R::ModelFileAmbiguous, false)
+    );
+    assert!(
+        many.message.contains("a/b at revision main"),
+        "{}",
+        many.message
+    );
+}

@@ -1,0 +1,202 @@
+//! Golden objects: `UPDATE_GOLDEN=1 cargo test -p controller` writes them anew.
+
+use super::*;
+use crate::model::{Checksum, Format, KvLayout, ModelFile, ModelRequest};
+use crate::recipe::RecipeBook;
+use planner::{Explanation, PlacementType, SharingMode};
+use rstest::rstest;
+use std::path::Path;
+
+pub(crate) fn order(extra: &str) -> InferenceService {
+    serde_saphyr::from_str(&format!(
+        r#"
+apiVersion: ai.deckhouse.io/v1alpha1
+kind: InferenceService
+metadata: {{name: support-llm, namespace: my-namespace, uid: 8f0c, generation: 3}}
+spec:
+  inferenceServiceClassName: default-llm
+  model:
+    src: HuggingFace
+    huggingFace: {{repository: acme/m{extra}}}
+"#
+    ))
+    .unwrap()
+}
+
+pub(crate) fn facts(format: Format) -> ModelFacts {
+    let (path, entry) = match format {
+        Format::Gguf => ("m-Q4_1.gguf", Some("m-Q4_1.gguf".to_owned())),
+        Format::Safetensors => ("model.safetensors", None),
+    };
+    ModelFacts {
+        request: ModelRequest {
+            repository: "acme/m".into(),
+            revision: "main".into(),
+            file: None,
+        },
+        commit: "0123456789abcdef0123456789abcdef01234567".into(),
+        format,
+        files: vec![ModelFile {
+            path: path.into(),
+            size: 98_000_000,
+            checksum: Checksum::Sha256("ab".repeat(32)),
+        }],
+        entry_file: entry,
+        architecture: "LlamaForCausalLM".into(),
+        weights_bytes: 97_000_000,
+        layers: 30,
+        hidden_size: 576,
+        kv_heads: 3,
+        head_dim: 64,
+        context_length: 8192,
+        kv: KvLayout::uniform(30, 3, 64),
+        dtype: None,
+        quantization: None,
+    }
+}
+
+pub(crate) fn plan(devices: u32) -> Plan {
+    Plan {
+        device_class_name: "mig.ai.deckhouse.io".into(),
+        driver: "gpu.ai.deckhouse.io".into(),
+        sharing_mode: SharingMode::Dedicated,
+        placement_type: PlacementType::Partition,
+        profile: Some("1g.10gb".into()),
+        devices_per_replica: devices,
+        memory_needed_bytes: 1_500_000_000,
+        memory_bytes: 10_468_982_784,
+        selectors: vec!["device.attributes['gpu.ai.deckhouse.io'].profile == '1g.10gb'".into()],
+        capacity_requests: BTreeMap::new(),
+        replicas_that_fit: 2,
+        below_minimum: false,
+        placements: vec![],
+        explanation: Explanation::default(),
+    }
+}
+
+pub(crate) fn installation() -> Installation {
+    Installation {
+        fetch_image: "ai-inference/controller:dev".into(),
+        image_pull_policy: Some("IfNotPresent".into()),
+        image_pull_secrets: vec![],
+        hub_endpoint: "https://huggingface.co".into(),
+    }
+}
+
+fn render(
+    order: &InferenceService,
+    format: Format,
+    contract: EndpointType,
+    devices: u32,
+    replicas: i32,
+) -> String {
+    let book = RecipeBook::shipped().unwrap();
+    let facts = facts(format);
+    let plan = plan(devices);
+    let installation = installation();
+    let input = Input {
+        order,
+        facts: &facts,
+        recipe: book.choose(format, contract).unwrap().recipe,
+        contract,
+        plan: &plan,
+        replicas,
+        token: true,
+        storage_class: Some("fast"),
+        installation: &installation,
+    };
+    let template = claim_template(&input);
+    let set = statefulset(&input, &template.name_any(), None);
+    let yaml = |v: serde_json::Value| serde_saphyr::to_string(&v).unwrap();
+    [
+        yaml(serde_json::to_value(&template).unwrap()),
+        yaml(serde_json::to_value(&set).unwrap()),
+        yaml(serde_json::to_value(service(&input)).unwrap()),
+    ]
+    .join("---\n")
+}
+
+#[rstest]
+#[case::gguf_chat("llama-cpp-chat", "", Format::Gguf, EndpointType::Chat, 1)]
+#[case::gguf_embeddings("llama-cpp-embeddings", "", Format::Gguf, EndpointType::Embeddings, 1)]
+#[case::safetensors_chat_on_two(
+    "vllm-chat-2-devices",
+    "",
+    Format::Safetensors,
+    EndpointType::Chat,
+    2
+)]
+#[case::gated(
+    "vllm-gated",
+    ", tokenSecretRef: {name: hub}",
+    Format::Safetensors,
+    EndpointType::Chat,
+    1
+)]
+fn objects_equal_their_golden_file(
+    #[case] name: &str,
+    #[case] extra: &str,
+    #[case] format: Format,
+    #[case] contract: EndpointType,
+    #[case] devices: u32,
+) {
+    let rendered = render(&order(extra), format, contract, devices, 1);
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/golden/pods/{name}.yaml"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, &rendered).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        golden == rendered,
+        "{name} differs: UPDATE_GOLDEN=1 cargo test -p controller, and look at the change"
+    );
+}
+
+#[test]
+fn scaling_changes_nothing_but_the_number_of_copies() {
+    let one = render(&order(""), Format::Gguf, EndpointType::Chat, 1, 1);
+    let two = render(&order(""), Format::Gguf, EndpointType::Chat, 1, 2);
+    assert_eq!(one.replace("replicas: 1", "replicas: 2"), two);
+}
+
+#[test]
+fn a_pod_holds_no_device_uuid_no_service_account_token_and_no_hub_token_in_the_runtime() {
+    let text = render(
+        &order(", tokenSecretRef: {name: hub, key: k}"),
+        Format::Safetensors,
+        EndpointType::Chat,
+        1,
+        1,
+    );
+    assert!(!text.contains("CUDA_VISIBLE_DEVICES") && !text.contains("trust-remote-code"));
+    assert!(text.contains("automountServiceAccountToken: false"));
+    let set: k8s_openapi::api::apps::v1::StatefulSet =
+        serde_saphyr::from_str(text.split("---\n").nth(1).unwrap()).unwrap();
+    let pod = set.spec.template.spec.unwrap();
+    let secrets = |c: &k8s_openapi::api::core::v1::Container| -> Vec<String> {
+        let refs = c
+            .env
+            .iter()
+            .flatten()
+            .filter_map(|e| e.value_from.as_ref()?.secret_key_ref.as_ref());
+        refs.map(|r| r.name.clone()).collect()
+    };
+    assert_eq!(
+        secrets(&pod.containers[0]),
+        ["support-llm-token"],
+        "the hub's token reaches the download and nothing else"
+    );
+    assert_eq!(secrets(&pod.init_containers.unwrap()[0]), ["hub"]);
+}
+
+#[rstest]
+#[case(0, "0")]
+#[case(1, "1")]
+#[case(1 << 30, "1Gi")]
+#[case(3 << 29, "1536Mi")]
+#[case(98_000_001, "98000001")]
+fn bytes_are_written_as_the_api_server_keeps_them(#[case] n: u64, #[case] text: &str) {
+    assert_eq!(bytes(n).0, text);
+}

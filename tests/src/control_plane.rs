@@ -21,6 +21,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use axum::http::Request;
 use axum::http::header::ACCEPT;
+use inference_api::names;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
@@ -149,7 +150,26 @@ impl ControlPlane {
                     format!("CustomResourceDefinition {name} was not established")
                 })??;
         }
-        Ok(())
+        tokio::time::timeout(READY_WITHIN, self.definitions_published())
+            .await
+            .context("the API server does not publish the schemas of the definitions")?
+    }
+
+    /// Waits until kubectl can find the schemas, which are published some time after the kinds are
+    /// served.
+    async fn definitions_published(&self) -> Result<()> {
+        let client = self.client()?;
+        let path = format!("/openapi/v3/apis/{}/{}", names::GROUP, names::VERSION);
+        let kinds = ["InferenceService", "InferenceServiceClass"]
+            .map(|kind| format!(".{}.{kind}\"", names::VERSION));
+        loop {
+            let document = client.request_text(get(&path, "application/json")?).await;
+            if document.is_ok_and(|text| kinds.iter().all(|kind| text.contains(kind))) {
+                return Ok(());
+            }
+            // Nothing announces the publication.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// A client of the administrator. A client belongs to the runtime it was made in: every test

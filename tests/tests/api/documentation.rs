@@ -4,6 +4,8 @@ use anyhow::{Context, Result, ensure};
 use e2e::control_plane::{ControlPlane, get};
 use serde_json::Value;
 
+use crate::rule::stored_manifest;
+
 /// The paths of all fields below `schema` that have no description.
 fn undescribed(path: &str, schema: &Value, found: &mut Vec<String>) {
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
@@ -52,6 +54,27 @@ async fn a_130_every_field_has_a_description() -> Result<()> {
         }
         assert_eq!(found, [""; 0], "fields without a description");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_manifests_of_the_readme_are_accepted() -> Result<()> {
+    let readme = include_str!("../../../README.md");
+    let mut kinds = Vec::new();
+    for block in readme.split("```yaml\n").skip(1) {
+        let (yaml, _) = block.split_once("```").context("a block without an end")?;
+        let manifest: Value = serde_saphyr::from_str(yaml)?;
+        stored_manifest(&manifest).await?;
+        kinds.extend(manifest["kind"].as_str().map(str::to_owned));
+    }
+    assert!(
+        kinds.iter().any(|kind| kind == "InferenceService"),
+        "{kinds:?}"
+    );
+    assert!(
+        kinds.iter().any(|kind| kind == "InferenceServiceClass"),
+        "{kinds:?}"
+    );
     Ok(())
 }
 

@@ -75,6 +75,22 @@ pub(crate) async fn stored(kind: Kind, change: &Value) -> Result<Value> {
         .with_context(|| format!("this is refused:\n{object:#}"))
 }
 
+/// The manifest as the server would store it, in another namespace than it names.
+pub(crate) async fn stored_manifest(manifest: &Value) -> Result<Value> {
+    let kind = match manifest["kind"].as_str() {
+        Some("InferenceService") => Kind::Order,
+        Some("InferenceServiceClass") => Kind::Class,
+        other => bail!("a manifest of kind {other:?}"),
+    };
+    let object = changed(
+        manifest.clone(),
+        &json!({ "metadata": { "namespace": null } }),
+    );
+    kind.create(&object)
+        .await?
+        .with_context(|| format!("this is refused:\n{object:#}"))
+}
+
 /// Checks one rule: each of `accepted` is accepted, each of `refused` is refused with its words.
 pub(crate) async fn check(kind: Kind, accepted: &[Value], refused: &[Refused<'_>]) -> Result<()> {
     for change in accepted {

@@ -57,53 +57,59 @@ module_key() {
   ) | hash_text
 }
 
-# Reading the key of a module takes a moment, and a run asks for the same ones many times.
+# Sets target to where a binary is kept. Reading the key of a module takes a moment, and a run asks
+# for the same ones many times: `build` fills this before subshells ask again.
 declare -A module_folders
-find_module_folder() {
-  [[ -n ${module_folders[$1]:-} ]] ||
-    module_folders[$1]=$CACHE/build/$1-$(module_key "$1")
+locate() {
+  local module package tags version_flags cgo
+  binary_recipe "$1"
+  [[ -n ${module_folders[$module]:-} ]] ||
+    module_folders[$module]=$CACHE/build/$module-$(module_key "$module")
+  target=${module_folders[$module]}/$1
 }
 
-compile() {
+compile() (
   cd "$TOOLS/$module" || exit
   CGO_ENABLED=$cgo go build -trimpath -buildvcs=false -tags "$tags" \
     -ldflags "-s -w $version_flags" -o "$1" "$package"
-}
-
-compile_in_subshell() {
-  (compile "$1")
-}
+)
 
 # build NAME…: makes the binaries that are not in the cache yet.
 build() {
-  local name module package tags version_flags cgo target
+  local name target missing=()
   for name; do
-    binary_recipe "$name"
-    find_module_folder "$module"
-    target=${module_folders[$module]}/$name
-    [[ ! -x $target ]] || continue
-    require_go
-    if ((cgo)); then
-      install_missing gcc=gcc /usr/include/stdlib.h=libc6-dev /usr/include/seccomp.h=libseccomp-dev \
-        pkg-config=pkg-config
-    fi
-    log "building $name"
-    mkdir -p "${target%/*}"
-    quietly "build-$name" compile_in_subshell "$target.partial"
-    mv "$target.partial" "$target"
+    locate "$name"
+    [[ -x $target ]] || missing+=("$name")
   done
+  ((${#missing[@]})) || return 0
+  lock 8 build
+  for name in "${missing[@]}"; do
+    build_binary "$name"
+  done
+  exec 8>&-
+}
+
+build_binary() {
+  local module package tags version_flags cgo target
+  locate "$1"
+  # Another run may have built it while this one waited.
+  [[ ! -x $target ]] || return 0
+  binary_recipe "$1"
+  if ((cgo)); then
+    install_missing gcc=gcc /usr/include/stdlib.h=libc6-dev pkg-config=pkg-config \
+      /usr/include/seccomp.h=libseccomp-dev
+  fi
+  log "building $1"
+  mkdir -p "${target%/*}"
+  quietly "build-$1" compile "$target.partial"
+  mv "$target.partial" "$target"
 }
 
 # binary NAME: the path of a binary that `build` made.
 binary() {
-  local module package tags version_flags cgo
-  binary_recipe "$1"
-  find_module_folder "$module"
-  printf '%s\n' "${module_folders[$module]}/$1"
-}
-
-require_go() {
-  command -v go >/dev/null || die "go is missing: install Go and put it on the path"
+  local target
+  locate "$1"
+  echo "$target"
 }
 
 # One folder with what tests of the API level need, whatever modules it comes from.

@@ -59,18 +59,21 @@ wait_until() {
   done
 }
 
-# Readers of a cluster share the lock (`lock -s`); what builds, creates or deletes holds it alone.
+# lock FD NAME [FLOCK OPTION…]: holds a lock until the descriptor is closed. Whatever outlives this
+# run has to be started without it.
 lock() {
+  local descriptor=$1 name=$2
+  shift 2
   mkdir -p "$CACHE"
-  exec 9>"$CACHE/lock"
-  flock -n "$@" 9 && return
-  log "waiting for another hack/cluster to finish"
-  flock "$@" 9
+  eval "exec $descriptor>\"\$CACHE/$name.lock\""
+  flock -n "$@" "$descriptor" && return
+  log "waiting for another hack/cluster to finish ($name)"
+  flock "$@" "$descriptor"
 }
 
-# hash_of FILE…: one short key for the files' names and content.
-hash_of() {
-  sha256sum -- "$@" | sha256sum | cut -c1-12
+# What changes clusters, images or the daemon holds this alone; `-s` is for what only uses them.
+lock_clusters() {
+  lock 9 clusters "$@"
 }
 
 hash_text() {

@@ -12,10 +12,13 @@
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gpu::{PciAddress, Placement};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+use super::known::{Known, Stamp};
 
 /// The format that this release writes; it reads this one and every earlier one.
 const VERSION: u32 = 1;
@@ -204,6 +207,7 @@ pub enum CheckpointError {
 #[derive(Debug)]
 pub struct Checkpoints {
     folder: PathBuf,
+    known: Known,
 }
 
 impl Checkpoints {
@@ -219,7 +223,10 @@ impl Checkpoints {
             source,
         };
         fs::create_dir_all(&folder).map_err(|e| error("create the folder of", e))?;
-        Ok(Self { folder })
+        Ok(Self {
+            folder,
+            known: Known::default(),
+        })
     }
 
     /// The file of a claim.
@@ -261,7 +268,9 @@ impl Checkpoints {
         let mut bytes = serde_json::to_vec(&header).map_err(|e| error(e.into()))?;
         bytes.push(b'\n');
         bytes.extend(payload);
-        write_durably(&path, &bytes).map_err(error)
+        let written = write_durably(&path, &bytes).map_err(error);
+        self.known.forget(&path);
+        written
     }
 
     /// Forgets a claim; one that is unknown is a success.
@@ -270,29 +279,47 @@ impl Checkpoints {
     /// When the disk refuses.
     pub fn remove(&self, uid: &str) -> Result<(), CheckpointError> {
         let path = self.path(uid)?;
-        remove_durably(&path).map_err(|source| CheckpointError::Io {
+        let removed = remove_durably(&path);
+        self.known.forget(&path);
+        removed.map_err(|source| CheckpointError::Io {
             action: "remove",
             path,
             source,
         })
     }
 
-    /// Reads every record, and what could not be read.
+    /// Every record as it is now, and what could not be read. Files that are the same
+    /// as last time are not read again.
     ///
     /// # Errors
     /// When the folder cannot be listed.
-    pub fn all(&self) -> Result<(Vec<Record>, Vec<CheckpointError>), CheckpointError> {
+    pub fn all(&self) -> Result<(Vec<Arc<Record>>, Vec<CheckpointError>), CheckpointError> {
         let mut records = Vec::new();
         let mut broken = Vec::new();
-        for path in self.files("json")? {
-            match read(&path) {
+        let paths = self.files("json")?;
+        for path in &paths {
+            match self.look(path) {
                 Ok(Some(record)) => records.push(record),
                 Ok(None) => {} // Removed since the folder was listed.
                 Err(error) => broken.push(error),
             }
         }
+        self.known.keep(&paths.into_iter().collect());
         records.sort_by(|a, b| a.claim.uid.cmp(&b.claim.uid));
         Ok((records, broken))
+    }
+
+    fn look(&self, path: &Path) -> Result<Option<Arc<Record>>, CheckpointError> {
+        // Whatever is wrong with the file is for `read` to say.
+        let stamp = fs::metadata(path).ok().as_ref().map(Stamp::of);
+        if let Some(record) = stamp.and_then(|stamp| self.known.get(path, stamp)) {
+            return Ok(Some(record));
+        }
+        let record = read(path)?.map(Arc::new);
+        if let Some((stamp, record)) = stamp.zip(record.as_ref()) {
+            self.known.insert(path.to_owned(), stamp, record.clone());
+        }
+        Ok(record)
     }
 
     /// Puts a corrupt file aside, where it can be looked at and is in nobody's way.
@@ -471,7 +498,7 @@ mod tests {
         fs::write(store.path("garbage").unwrap(), "garbage").unwrap();
 
         let (records, broken) = store.all().unwrap();
-        assert_eq!(records, [record("good")]);
+        assert_eq!(records, [Arc::new(record("good"))]);
         assert_eq!(broken.len(), 3);
         assert!(
             broken
@@ -480,6 +507,31 @@ mod tests {
         );
         store.quarantine(&flipped).unwrap();
         assert_eq!(store.all().unwrap().1.len(), 2);
+    }
+
+    #[test]
+    fn a_record_that_another_process_changed_or_removed_is_seen_and_an_unchanged_one_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path().to_owned()).unwrap();
+        let other = Checkpoints::open(folder.path().to_owned()).unwrap();
+        for uid in ["uid-1", "uid-2"] {
+            other.write(&record(uid)).unwrap();
+        }
+        let first = store.all().unwrap().0;
+        assert!(Arc::ptr_eq(&first[0], &store.all().unwrap().0[0]));
+
+        // As long as before: only which file it is differs.
+        let mut changed = record("uid-1");
+        changed.boot_id = changed.boot_id.chars().rev().collect();
+        assert_ne!(changed, record("uid-1"));
+        for next in [record("uid-1"), changed] {
+            other.write(&next).unwrap();
+            let now = store.all().unwrap().0;
+            assert_eq!(*now[0], next);
+            assert!(Arc::ptr_eq(&first[1], &now[1]));
+        }
+        other.remove("uid-1").unwrap();
+        assert_eq!(store.all().unwrap().0, [Arc::new(record("uid-2"))]);
     }
 
     #[test]

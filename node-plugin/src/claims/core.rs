@@ -339,7 +339,7 @@ impl Core {
 
     /// The other claims of this boot. One from before a reboot holds nothing: its
     /// containers and instances are gone.
-    fn others(&self, uid: &str) -> Result<Vec<Record>, CoreError> {
+    fn others(&self, uid: &str) -> Result<Vec<Arc<Record>>, CoreError> {
         let (mut records, _) = self.checkpoints.all()?;
         records.retain(|other| other.claim.uid != uid && other.boot_id == self.boot_id);
         Ok(records)
@@ -372,7 +372,7 @@ impl Core {
 /// What a device will be, before anything is touched.
 fn plan(
     gpus: &BTreeMap<PciAddress, Gpu>,
-    others: &[Record],
+    others: &[Arc<Record>],
     claim: &ClaimRef,
     wanted: &Allocated,
 ) -> Result<PreparedDevice, CoreError> {
@@ -438,7 +438,7 @@ fn plan(
 }
 
 /// The last line of defence: the scheduler should never have allocated it twice.
-fn refuse_overlap(others: &[Record], record: &Record) -> Result<(), CoreError> {
+fn refuse_overlap(others: &[Arc<Record>], record: &Record) -> Result<(), CoreError> {
     for (index, device) in record.devices.iter().enumerate() {
         if device.admin_access {
             continue;
@@ -463,7 +463,7 @@ fn refuse_overlap(others: &[Record], record: &Record) -> Result<(), CoreError> {
 
 /// Which other claim holds hardware that overlaps.
 fn holder_of<'a>(
-    others: &'a [Record],
+    others: &'a [Arc<Record>],
     target: &Target,
 ) -> Option<(&'a ClaimRef, &'a PreparedDevice)> {
     others.iter().find_map(|other| {

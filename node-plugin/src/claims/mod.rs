@@ -16,6 +16,7 @@ pub mod config;
 pub mod core;
 pub mod driver;
 pub mod hardware;
+mod known;
 mod locks;
 mod reconcile;
 
@@ -370,7 +371,10 @@ async fn blocking<T: Send + 'static>(
 
 fn own_instances(core: &Core) -> Result<BTreeSet<StaticInstance>, String> {
     let (records, _) = core.checkpoints.all().map_err(|error| error.to_string())?;
-    Ok(records.iter().flat_map(Record::own_instances).collect())
+    Ok(records
+        .iter()
+        .flat_map(|record| record.own_instances())
+        .collect())
 }
 
 impl Record {

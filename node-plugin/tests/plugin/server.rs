@@ -1,1 +1,308 @@
 //! The whole plugin against a real API server.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use e2e::control_plane::ControlPlane;
+use e2e::kubelet::Kubelet;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use kubelet_api::dra::v1::Claim;
+use node_plugin::options::Options;
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::golden;
+use crate::node::{TestNode, topologies};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn client() -> Client {
+    ControlPlane::shared().unwrap().client().unwrap()
+}
+
+async fn create_node(client: &Client, name: &str) {
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+    Api::all(client.clone())
+        .create(&PostParams::default(), &node)
+        .await
+        .unwrap();
+}
+
+struct Running {
+    stop: CancellationToken,
+    task: JoinHandle<anyhow::Result<()>>,
+    admin: SocketAddr,
+}
+
+impl Running {
+    fn start(node: &TestNode, name: &str, client: Client) -> Self {
+        // The port is free at this moment, and the kernel hands out others for a while.
+        let admin = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let root = node.path("driver");
+        let flag = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+        let options = Options::parse_from([
+            "node-plugin".to_owned(),
+            format!("--node-name={name}"),
+            "--pod-uid=pod-1".to_owned(),
+            flag("driver-root", &root),
+            flag("dev-root", &root.join("dev")),
+            flag("proc-root", &root.join("proc")),
+            flag("sys-root", &root.join("sys")),
+            flag("kubelet-plugins-dir", &node.path("p")),
+            flag("kubelet-registry-dir", &node.path("r")),
+            flag("cdi-dir", &node.path("cdi")),
+            format!("--admin-address={admin}"),
+            "--resync-seconds=1".to_owned(),
+        ]);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(node_plugin::run(options, client, stop.clone()));
+        Self { stop, task, admin }
+    }
+
+    async fn get(&self, path: &str) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let Ok(mut stream) = tokio::net::TcpStream::connect(self.admin).await else {
+            return String::new();
+        };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+async fn slices_of(client: &Client, node: &str) -> BTreeMap<String, ResourceSlice> {
+    let selector = format!("spec.nodeName={node},spec.driver=gpu.ai.deckhouse.io");
+    let api: Api<ResourceSlice> = Api::all(client.clone());
+    let list = api
+        .list(&ListParams::default().fields(&selector))
+        .await
+        .unwrap();
+    list.items
+        .into_iter()
+        .map(|slice| (slice.name_any(), slice))
+        .collect()
+}
+
+/// Waits until the slices of a node are as they should be.
+async fn wait_for(
+    client: &Client,
+    node: &str,
+    ready: impl Fn(&BTreeMap<String, ResourceSlice>) -> bool,
+) -> BTreeMap<String, ResourceSlice> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let slices = slices_of(client, node).await;
+        if ready(&slices) {
+            return slices;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the slices of {node} are still {:?}",
+            slices.keys()
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn wait_until_ready(running: &Running) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let answer = running.get("/readyz").await;
+        if answer.starts_with("HTTP/1.1 200") {
+            return;
+        }
+        assert!(
+            Instant::now() < deadline && !running.task.is_finished(),
+            "{answer}"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn versions(slices: &BTreeMap<String, ResourceSlice>) -> Vec<Option<String>> {
+    slices.values().map(ResourceExt::resource_version).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_api_server_takes_every_golden_slice_as_it_is() {
+    let api: Api<ResourceSlice> = Api::all(client());
+    let mut params = PatchParams::apply("test").force();
+    params.dry_run = true;
+    for topology in topologies() {
+        for slice in golden::slices(&topology) {
+            let stored = api
+                .patch(&slice.name_any(), &params, &Patch::Apply(&slice))
+                .await
+                .unwrap();
+            assert_eq!(stored.spec, slice.spec, "{topology}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slices_are_owned_by_the_node_written_once_and_back_at_once_after_a_wipe() {
+    let (client, name) = (client(), "publishing");
+    create_node(&client, name).await;
+    let node = TestNode::new("h100-80gb-8");
+    let running = Running::start(&node, name, client.clone());
+    let plugin = Kubelet::new(node.path("r"))
+        .register("gpu.ai.deckhouse.io", LIMIT)
+        .await
+        .unwrap();
+    // One counter slice, two GPUs' partitions in each of four, the whole devices.
+    let slices = wait_for(&client, name, |slices| slices.len() == 6).await;
+    wait_until_ready(&running).await;
+    let uid = Api::<Node>::all(client.clone())
+        .get(name)
+        .await
+        .unwrap()
+        .uid();
+    for slice in slices.values() {
+        assert_eq!(
+            slice.metadata.owner_references.as_ref().unwrap()[0].uid,
+            uid.clone().unwrap()
+        );
+        assert_eq!(
+            (slice.spec.pool.name.as_str(), slice.spec.pool.generation),
+            (name, 1)
+        );
+        assert_eq!(slice.spec.pool.resource_slice_count, 6);
+    }
+
+    // Preparing a claim, and several looks at the GPUs after it, write nothing.
+    let namespace = ControlPlane::shared()
+        .unwrap()
+        .namespace("publishing")
+        .await
+        .unwrap();
+    let device = node.device(0, "1g10gb-6");
+    let claim = allocated_claim(&client, &namespace, name, &device).await;
+    let prepared = plugin.prepare_claim(&claim).await.unwrap();
+    assert_eq!(prepared[0].device_name, device);
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(versions(&slices_of(&client, name).await), versions(&slices));
+
+    // As a kubelet does when it starts.
+    let api: Api<ResourceSlice> = Api::all(client.clone());
+    let own = ListParams::default().fields(&format!("spec.nodeName={name}"));
+    let before = versions(&slices);
+    api.delete_collection(&DeleteParams::default(), &own)
+        .await
+        .unwrap();
+    let wiped = Instant::now();
+    let new = wait_for(&client, name, |slices| {
+        slices.len() == 6 && versions(slices).iter().all(|v| !before.contains(v))
+    })
+    .await;
+    // One second on an idle machine; this one may be busy building.
+    assert!(
+        wiped.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        wiped.elapsed()
+    );
+    assert!(new.values().all(|slice| slice.spec.pool.generation == 1));
+
+    // A restart finds its world unchanged.
+    running.stop().await;
+    let running = Running::start(&node, name, client.clone());
+    let plugin = Kubelet::new(node.path("r"))
+        .register("gpu.ai.deckhouse.io", LIMIT)
+        .await
+        .unwrap();
+    wait_until_ready(&running).await;
+    assert_eq!(versions(&slices_of(&client, name).await), versions(&new));
+    assert_eq!(plugin.prepare_claim(&claim).await.unwrap(), prepared);
+    plugin.unprepare_claim(&claim).await.unwrap();
+    assert_eq!(node.instances(), 0);
+    let metrics = running.get("/metrics").await;
+    assert!(
+        metrics.contains("ai_inference_node_plugin_published_devices 208"),
+        "{metrics}"
+    );
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_nvml_that_does_not_load_gives_an_empty_pool_a_reason_and_a_second_chance() {
+    let (client, name) = (client(), "broken");
+    create_node(&client, name).await;
+    let node = TestNode::new("t4-1");
+    let library = node.path("driver/lib/libnvidia-ml.so.1");
+    let good = std::fs::read(&library).unwrap();
+    std::fs::remove_file(&library).unwrap();
+    std::fs::write(&library, "not a library").unwrap();
+
+    let running = Running::start(&node, name, client.clone());
+    let slices = wait_for(&client, name, |slices| slices.len() == 1).await;
+    assert!(slices.values().all(|slice| slice.spec.devices.is_none()));
+    let answer = running.get("/readyz").await;
+    assert!(
+        answer.contains("503") && answer.contains("cannot be loaded as NVML"),
+        "{answer}"
+    );
+    assert!(running.get("/livez").await.contains("200 OK"));
+
+    std::fs::remove_file(&library).unwrap();
+    std::fs::write(&library, good).unwrap();
+    let has_device = |slices: &BTreeMap<String, ResourceSlice>| {
+        slices
+            .values()
+            .any(|s| s.spec.devices.as_ref().is_some_and(|d| d.len() == 1))
+    };
+    let slices = wait_for(&client, name, has_device).await;
+    assert_eq!(slices.len(), 1);
+    running.stop().await;
+
+    let events: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(client, "default");
+    let events = events.list(&ListParams::default()).await.unwrap();
+    let about = |event: &&k8s_openapi::api::events::v1::Event| {
+        event.regarding.as_ref().and_then(|r| r.name.as_deref()) == Some(name)
+    };
+    let event = events
+        .items
+        .iter()
+        .find(about)
+        .expect("an event about the node");
+    assert_eq!(event.reason.as_deref(), Some("NVMLUnavailable"));
+}
+
+/// A claim as the scheduler leaves it.
+async fn allocated_claim(client: &Client, namespace: &str, pool: &str, device: &str) -> Claim {
+    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
+    let claim: ResourceClaim = serde_json::from_value(json!({
+        "metadata": {"name": "order-0"},
+        "spec": {"devices": {"requests": [
+            {"name": "gpu", "exactly": {"deviceClassName": "mig.ai.deckhouse.io"}},
+        ]}},
+    }))
+    .unwrap();
+    let created = api.create(&PostParams::default(), &claim).await.unwrap();
+    let status = json!({"status": {"allocation": {"devices": {"results": [{
+        "request": "gpu", "driver": "gpu.ai.deckhouse.io", "pool": pool, "device": device,
+    }]}}}});
+    api.patch_status("order-0", &PatchParams::default(), &Patch::Merge(&status))
+        .await
+        .unwrap();
+    Claim {
+        namespace: namespace.to_owned(),
+        name: "order-0".to_owned(),
+        uid: created.uid().unwrap(),
+    }
+}

@@ -21,13 +21,13 @@ use tokio_util::sync::CancellationToken;
 use crate::golden;
 use crate::node::{TestNode, topologies};
 
-const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 fn client() -> Client {
     ControlPlane::shared().unwrap().client().unwrap()
 }
 
-async fn create_node(client: &Client, name: &str) {
+pub(crate) async fn create_node(client: &Client, name: &str) {
     let node: Node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
     Api::all(client.clone())
         .create(&PostParams::default(), &node)
@@ -35,14 +35,14 @@ async fn create_node(client: &Client, name: &str) {
         .unwrap();
 }
 
-struct Running {
+pub(crate) struct Running {
     stop: CancellationToken,
     task: JoinHandle<anyhow::Result<()>>,
     admin: SocketAddr,
 }
 
 impl Running {
-    fn start(node: &TestNode, name: &str, client: Client) -> Self {
+    pub(crate) fn start(node: &TestNode, name: &str, client: Client) -> Self {
         // The port is free at this moment, and the kernel hands out others for a while.
         let admin = std::net::TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -81,7 +81,7 @@ impl Running {
         answer
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap().unwrap();
     }
@@ -101,7 +101,7 @@ async fn slices_of(client: &Client, node: &str) -> BTreeMap<String, ResourceSlic
 }
 
 /// Waits until the slices of a node are as they should be.
-async fn wait_for(
+pub(crate) async fn wait_for(
     client: &Client,
     node: &str,
     ready: impl Fn(&BTreeMap<String, ResourceSlice>) -> bool,
@@ -121,7 +121,7 @@ async fn wait_for(
     }
 }
 
-async fn wait_until_ready(running: &Running) {
+pub(crate) async fn wait_until_ready(running: &Running) {
     let deadline = Instant::now() + LIMIT;
     loop {
         let answer = running.get("/readyz").await;

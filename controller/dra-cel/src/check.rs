@@ -147,7 +147,9 @@ const DEVICE_FIELDS: &[&str] = &[
 
 /// Checks a parsed expression.
 pub(crate) fn check(expression: &IdedExpr) -> Result<(), CompileError> {
-    if let Some(found) = certain_type(&expression.expr) {
+    if let Some(found) = certain_type(&expression.expr)
+        && found != "bool"
+    {
         return Err(CompileError::NotBool { found });
     }
     walk(expression, &mut Vec::new())
@@ -182,11 +184,11 @@ pub(crate) fn depth(node: &IdedExpr) -> usize {
     }
 }
 
-/// The type of the result when it is certain and not a truth value.
+/// The type of the result when it is certain.
 fn certain_type(expr: &Expr) -> Option<&'static str> {
     match expr {
         Expr::Literal(literal) => match literal {
-            LiteralValue::Boolean(_) => None,
+            LiteralValue::Boolean(_) => Some("bool"),
             LiteralValue::Bytes(_) => Some("bytes"),
             LiteralValue::Double(_) => Some("double"),
             LiteralValue::Int(_) => Some("int"),
@@ -212,6 +214,15 @@ fn certain_type(expr: &Expr) -> Option<&'static str> {
     }
 }
 
+fn shadowed(node: &IdedExpr, scope: &[&str]) -> bool {
+    matches!(&node.expr, Expr::Ident(name) if scope.contains(&name.as_str()))
+}
+
+/// Whether the node is the name before a qualified function.
+pub(crate) fn is_namespace(node: &IdedExpr) -> bool {
+    matches!(&node.expr, Expr::Ident(name) if NAMESPACES.contains(&name.as_str()))
+}
+
 fn is_device(node: &IdedExpr) -> bool {
     matches!(&node.expr, Expr::Ident(name) if name == "device")
 }
@@ -231,7 +242,13 @@ fn walk<'e>(node: &'e IdedExpr, scope: &mut Vec<&'e str>) -> Result<(), CompileE
             walk(&select.operand, scope)
         }
         Expr::Call(call) => function(call, scope),
-        Expr::List(list) => list.elements.iter().try_for_each(|e| walk(e, scope)),
+        Expr::List(list) => {
+            // Kubernetes wants lists of one type.
+            for pair in list.elements.windows(2) {
+                same_type("a list", &pair[0], &pair[1])?;
+            }
+            list.elements.iter().try_for_each(|e| walk(e, scope))
+        }
         Expr::Struct(literal) => Err(CompileError::Undeclared(literal.type_name.clone())),
         Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
             EntryExpr::MapEntry(entry) => {
@@ -254,6 +271,17 @@ fn walk<'e>(node: &'e IdedExpr, scope: &mut Vec<&'e str>) -> Result<(), CompileE
     }
 }
 
+/// Refuses two operands whose types are certain and differ.
+fn same_type(place: &'static str, a: &IdedExpr, b: &IdedExpr) -> Result<(), CompileError> {
+    let Some((left, right)) = certain_type(&a.expr).zip(certain_type(&b.expr)) else {
+        return Ok(());
+    };
+    if left == right || left == "null_type" || right == "null_type" {
+        return Ok(());
+    }
+    Err(CompileError::Types { place, left, right })
+}
+
 fn variable(name: &str, scope: &[&str]) -> Result<(), CompileError> {
     if name == "device" || scope.contains(&name) || TYPES.contains(&name) {
         return Ok(());
@@ -271,6 +299,10 @@ fn function<'e>(call: &'e CallExpr, scope: &mut Vec<&'e str>) -> Result<(), Comp
             CompileError::Undeclared(name.to_owned())
         });
     }
+    if let (operators::EQUALS | operators::NOT_EQUALS, [left, right]) = (name, call.args.as_slice())
+    {
+        same_type("a comparison", left, right)?;
+    }
     if matches!(name, "matches" | "find" | "findAll") {
         // The last text literal of a member or global call is the pattern.
         let pattern = call.args.iter().rev().find_map(|arg| match &arg.expr {
@@ -281,9 +313,8 @@ fn function<'e>(call: &'e CallExpr, scope: &mut Vec<&'e str>) -> Result<(), Comp
             return Err(CompileError::Regex(error.to_string()));
         }
     }
-    let qualifier = |node: &IdedExpr| matches!(&node.expr, Expr::Ident(n) if NAMESPACES.contains(&n.as_str()) && !scope.contains(&n.as_str()));
     if let Some(target) = call.target.as_deref()
-        && !qualifier(target)
+        && (!is_namespace(target) || shadowed(target, scope))
     {
         walk(target, scope)?;
     }

@@ -15,6 +15,8 @@ mod version;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod texts;
 
 pub use attribute::AttributeValue;
 pub use quantity::{Quantity, QuantityError};

@@ -61,6 +61,11 @@ pub(crate) const UNSUPPORTED: &[&str] = &[
     "labelSelector",
 ];
 
+/// Equality as Kubernetes has it; `@` keeps the names out of reach of any source.
+pub(crate) const EQUALS: &str = "@equals";
+/// The opposite of [`EQUALS`].
+pub(crate) const NOT_EQUALS: &str = "@not_equals";
+
 /// The environment, built once.
 pub(crate) static ENVIRONMENT: LazyLock<Result<Arc<Env>, DeclarationError>> =
     LazyLock::new(|| environment().map(Arc::new));
@@ -76,6 +81,13 @@ fn environment() -> Result<Env, DeclarationError> {
         vec![DYN_TYPE, INT_TYPE],
         meter::charge,
     )?;
+    let any_two = || vec![DYN_TYPE, DYN_TYPE];
+    env.add_overload(EQUALS, EQUALS, any_two(), |args| {
+        Ok(truth(equal("_==_", &args)?))
+    })?;
+    env.add_overload(NOT_EQUALS, NOT_EQUALS, any_two(), |args| {
+        Ok(truth(!equal("_!=_", &args)?))
+    })?;
     quantities(&mut env)?;
     versions(&mut env)?;
     lists(&mut env)?;
@@ -130,6 +142,25 @@ fn quantities(env: &mut Env) -> Result<(), DeclarationError> {
     add_member_overload!(env, fn q_add_int: (QuantityVal, CelInt) -> Result<QuantityVal>, name = "add")?;
     add_member_overload!(env, fn q_sub: (QuantityVal, QuantityVal) -> Result<QuantityVal>, name = "sub")?;
     add_member_overload!(env, fn q_sub_int: (QuantityVal, CelInt) -> Result<QuantityVal>, name = "sub")
+}
+
+/// Equality of any two values; a quantity or a version compared with something
+/// else is an error, as in Kubernetes, and not "unequal".
+fn equal(operator: &str, args: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
+    let [left, right] = args else {
+        return Err(ExecutionError::invalid_argument_count(2, args.len()));
+    };
+    let strict =
+        left.downcast_ref::<QuantityVal>().is_some() || left.downcast_ref::<SemverVal>().is_some();
+    let names = || {
+        [left, right]
+            .map(|v| v.get_type().name().to_owned())
+            .to_vec()
+    };
+    if strict && left.get_type().name() != right.get_type().name() {
+        return Err(ExecutionError::no_such_overload(operator, names()));
+    }
+    Ok(left.equals(right.as_ref()))
 }
 
 fn ordering(ordering: Ordering) -> CelInt {

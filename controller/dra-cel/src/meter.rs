@@ -4,7 +4,7 @@
 //! over the syntax tree wraps everything that repeats or grows (loop steps,
 //! sums, literals of lists and maps, functions that lengthen text) in a call
 //! that no source can write, and that call draws on a budget. A selector
-//! without any of these runs exactly as parsed.
+//! without any of these runs as parsed.
 
 use std::cell::Cell;
 
@@ -14,6 +14,8 @@ use cel::common::ast::{
 };
 use cel::common::types::{CelBytes, CelInt, CelList, CelMap, CelOptional, CelString};
 use cel::common::value::{CowVal, Val};
+
+use crate::{check, library};
 
 /// Name of the metering call; `@` keeps it out of reach of any source.
 pub(crate) const FUNCTION: &str = "@meter";
@@ -105,7 +107,8 @@ fn size(value: &dyn Val) -> Result<i64, ExecutionError> {
     Ok(total)
 }
 
-/// Wraps what repeats or grows below this node.
+/// Wraps what repeats or grows below this node, and makes comparisons for
+/// equality those of [`library`].
 pub(crate) fn instrument(node: &mut IdedExpr) {
     match &mut node.expr {
         Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => {}
@@ -119,12 +122,24 @@ pub(crate) fn instrument(node: &mut IdedExpr) {
             }
         }
         Expr::Call(call) => {
+            if call.func_name == operators::EQUALS {
+                call.func_name = library::EQUALS.to_owned();
+            } else if call.func_name == operators::NOT_EQUALS {
+                call.func_name = library::NOT_EQUALS.to_owned();
+            }
             let grows = grows(&call.func_name);
-            for operand in call.target.as_deref_mut().into_iter().chain(&mut call.args) {
-                instrument(operand);
-                // Arguments too: replacing long text by long text multiplies.
+            // Operands too: replacing long text by long text multiplies. The name
+            // before a qualified function (`lists.range`) is no value.
+            if let Some(target) = call.target.as_deref_mut() {
+                instrument(target);
+                if grows && !check::is_namespace(target) {
+                    wrap(target, 1);
+                }
+            }
+            for argument in &mut call.args {
+                instrument(argument);
                 if grows {
-                    wrap(operand, 1);
+                    wrap(argument, 1);
                 }
             }
             if grows {

@@ -45,6 +45,16 @@ pub enum CompileError {
     /// Kubernetes has this function for selectors, this planner does not.
     #[error("function '{0}' is not supported here, although Kubernetes accepts it")]
     Unsupported(String),
+    /// It puts values of different types side by side.
+    #[error("{place} of {left} with {right} is no match of types")]
+    Types {
+        /// What puts them side by side.
+        place: &'static str,
+        /// The first type.
+        left: &'static str,
+        /// The second type.
+        right: &'static str,
+    },
     /// A regular expression in it does not compile.
     #[error("invalid regular expression: {0}")]
     Regex(String),

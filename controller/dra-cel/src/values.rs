@@ -210,6 +210,18 @@ macro_rules! text_map {
                 Some(self)
             }
 
+            fn equals(&self, other: &dyn Val) -> bool {
+                other.downcast_ref::<Self>().is_some_and(|other| {
+                    self.0.0.len() == other.0.0.len()
+                        && self
+                            .0
+                            .0
+                            .iter()
+                            .zip(&other.0.0)
+                            .all(|((a, x), (b, y))| a == b && x.same(y))
+                })
+            }
+
             fn as_any(&self) -> Option<&dyn std::any::Any> {
                 Some(self)
             }
@@ -222,6 +234,27 @@ macro_rules! text_map {
             }
         }
     };
+}
+
+/// Equality of what a text map holds.
+trait Same {
+    fn same(&self, other: &Self) -> bool;
+}
+
+impl Same for Identifiers {
+    fn same(&self, other: &Self) -> bool {
+        self.equals(other)
+    }
+}
+
+impl Same for Option<Leaf> {
+    fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Some(a), Some(b)) => a.as_val().equals(b.as_val()),
+            (None, None) => true,
+            _ => false,
+        }
+    }
 }
 
 text_map!(Domains);
@@ -273,6 +306,11 @@ impl Val for DeviceVal {
 
     fn cel_type() -> &'static Type {
         &DEVICE_TYPE
+    }
+
+    fn equals(&self, other: &dyn Val) -> bool {
+        // There is only one device in an evaluation.
+        other.downcast_ref::<Self>().is_some()
     }
 
     fn as_indexer<'b, 'v>(&'b self) -> Option<&'b (dyn Indexer + 'v)>

@@ -7,7 +7,7 @@
 //! charged once; a pool with an overdrawn counter gives out no device that draws
 //! on counters.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::inventory::Inventory;
 use crate::snapshot::{OrderRef, Snapshot};
@@ -316,6 +316,15 @@ impl Occupancy {
         }
         claims
     }
+}
+
+/// How many physical devices these are, whatever their partitions.
+pub(crate) fn physical(inventory: &Inventory<'_>, devices: &[usize]) -> usize {
+    devices
+        .iter()
+        .map(|&d| GpuKey::of(inventory, d))
+        .collect::<HashSet<_>>()
+        .len()
 }
 
 /// Identifies a physical GPU: a counter set, or a device that draws on none.

@@ -9,7 +9,7 @@ use crate::inventory::Inventory;
 use crate::kinds::{self, Exclusion, Kind, KindKey, Kinds, SelectorCache};
 use crate::narrow;
 use crate::nodes;
-use crate::occupancy::{Occupancy, Spot};
+use crate::occupancy::{Occupancy, Spot, physical};
 use crate::plan::{DeviceRef, Outcome, Placement, Plan};
 use crate::snapshot::{DeviceClass, Snapshot};
 use crate::wording;
@@ -28,6 +28,9 @@ pub(crate) fn plan(snapshot: &Snapshot, demand: &Demand, cache: &mut SelectorCac
     }
     if !demand.sharing_modes.contains(&SharingMode::Dedicated) {
         return Outcome::Exhausted(wording::only_shares());
+    }
+    if demand.memory.is_empty() {
+        return Outcome::Exhausted(Explanation::summary(wording::no_count()));
     }
     let usable: Vec<bool> = snapshot
         .nodes
@@ -289,7 +292,11 @@ impl<'a> Search<'a> {
                 )
             } else {
                 let claims = now.in_the_way(self.inventory, &candidate.devices);
-                let message = wording::taken_long(self.snapshot, candidate.devices.len(), &claims);
+                let message = wording::taken_long(
+                    self.snapshot,
+                    physical(self.inventory, &candidate.devices),
+                    &claims,
+                );
                 (RejectionReason::Taken, message)
             }
         } else if before_chosen {
@@ -381,7 +388,12 @@ impl<'a> Search<'a> {
             .collect();
         let devices: Vec<usize> = devices.into_iter().collect();
         let claims = now.in_the_way(self.inventory, &devices);
-        wording::taken_short(self.snapshot, self.demand, devices.len(), &claims)
+        wording::taken_short(
+            self.snapshot,
+            self.demand,
+            physical(self.inventory, &devices),
+            &claims,
+        )
     }
 }
 

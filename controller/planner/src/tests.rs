@@ -130,7 +130,8 @@ fn taken_devices_are_told_apart_from_devices_that_are_too_small() {
     let explanation = exhausted(plan(&cluster, &demand(60)));
     let short = explanation.to_string();
     assert!(
-        short.contains("are taken: by 1 order of this namespace (mine)"),
+        short.contains("None of the 3 accelerators")
+            && short.contains("taken by 1 order of this namespace (mine)"),
         "{short}"
     );
     assert!(short.contains("2 orders of other namespaces"), "{short}");

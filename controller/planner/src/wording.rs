@@ -11,7 +11,7 @@ use crate::kinds::{Exclusion, KindKey, Kinds};
 use crate::snapshot::Snapshot;
 
 /// Most characters of an expression or an error in a short form.
-const QUOTE_LIMIT: usize = 80;
+const QUOTE_LIMIT: usize = 110;
 
 /// Most orders that a sentence names.
 const NAMED_ORDERS: usize = 3;
@@ -102,6 +102,12 @@ pub(crate) fn only_shares() -> Explanation {
     }
 }
 
+pub(crate) fn no_count() -> String {
+    "Nothing was searched: the class and the runtime have no number of devices per replica in \
+     common; raise maxAcceleratorCount."
+        .to_owned()
+}
+
 pub(crate) fn undecidable(broken: &[BrokenSelector]) -> String {
     let Some(first) = broken.first() else {
         return String::new();
@@ -113,7 +119,7 @@ pub(crate) fn undecidable(broken: &[BrokenSelector]) -> String {
         n => format!(" ({} more)", n - 1),
     };
     format!(
-        "Selector {expression:?} of {} cannot be judged: {error}{more}.",
+        "Selector `{expression}` of {} cannot be judged: {error}{more}.",
         first.holder
     )
 }
@@ -269,7 +275,7 @@ fn short_exclusion(exclusion: &Exclusion) -> &'static str {
 pub(crate) fn taken_short(
     snapshot: &Snapshot,
     demand: &Demand,
-    devices: usize,
+    physical: usize,
     claims: &BTreeSet<usize>,
 ) -> String {
     let (mut own, mut others, mut foreign) = (BTreeSet::new(), BTreeSet::new(), 0);
@@ -318,18 +324,22 @@ pub(crate) fn taken_short(
     let need = demand
         .memory
         .iter()
-        .map(|need| need.bytes_per_device)
-        .min()
-        .unwrap_or(0);
-    format!(
-        "All {} of the allowed device classes that could hold {} are taken: by {holders}.",
-        count(devices, "device"),
-        gib(need),
-    )
+        .min_by_key(|need| need.bytes_per_device);
+    let (together, bytes) = need.map_or((1, 0), |need| (need.devices, need.bytes_per_device));
+    let large = format!(
+        "{} with at least {}",
+        count(physical, "accelerator"),
+        gib(bytes)
+    );
+    if together > 1 {
+        format!("No node has {together} free of the {large}: taken by {holders}.")
+    } else {
+        format!("None of the {large} in the allowed device classes has room: taken by {holders}.")
+    }
 }
 
 /// The same for the administrator.
-pub(crate) fn taken_long(snapshot: &Snapshot, devices: usize, claims: &BTreeSet<usize>) -> String {
+pub(crate) fn taken_long(snapshot: &Snapshot, physical: usize, claims: &BTreeSet<usize>) -> String {
     let mut names = BTreeSet::new();
     for claim in claims
         .iter()
@@ -354,7 +364,7 @@ pub(crate) fn taken_long(snapshot: &Snapshot, devices: usize, claims: &BTreeSet<
         String::new()
     };
     format!(
-        "none of {} is free; held by {listed}{more}",
-        count(devices, "device")
+        "none has room on {}; held by {listed}{more}",
+        count(physical, "accelerator")
     )
 }

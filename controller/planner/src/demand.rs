@@ -32,13 +32,14 @@ pub struct Demand {
     pub share_bounds: ShareBounds,
     /// How many replicas.
     pub replicas: ReplicaBounds,
-    /// Tolerations of the claim, for taints of devices.
+    /// Tolerations of the claim, for taints of devices; the claim's request must
+    /// carry the same.
     #[serde(default)]
     pub device_tolerations: Vec<Toleration>,
-    /// Tolerations of the pod, for taints of nodes.
+    /// Tolerations of the pod, for taints of nodes; the pod must carry the same.
     #[serde(default)]
     pub node_tolerations: Vec<Toleration>,
-    /// Labels that the pod's node must have.
+    /// Labels that the pod's node must have; the pod must carry the same.
     #[serde(default)]
     pub node_selector: BTreeMap<String, String>,
 }

@@ -268,3 +268,8 @@ pub(crate) fn undecidable(outcome: Outcome) -> Explanation {
         other => panic!("expected an undecidable placement, got {other:#?}"),
     }
 }
+
+/// What a plan is on: device class and profile.
+pub(crate) fn chosen(plan: &Plan) -> (&str, Option<&str>) {
+    (plan.device_class_name.as_str(), plan.profile.as_deref())
+}

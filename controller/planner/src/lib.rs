@@ -21,6 +21,12 @@ mod wording;
 #[cfg(test)]
 mod fixtures;
 #[cfg(test)]
+mod property_tests;
+#[cfg(test)]
+mod ruled_out_tests;
+#[cfg(test)]
+mod scheduler_tests;
+#[cfg(test)]
 mod tests;
 
 pub use demand::{

@@ -200,3 +200,16 @@ fn a_pod_holds_no_device_uuid_no_service_account_token_and_no_hub_token_in_the_r
 fn bytes_are_written_as_the_api_server_keeps_them(#[case] n: u64, #[case] text: &str) {
     assert_eq!(bytes(n).0, text);
 }
+
+#[test]
+fn the_charts_definitions_are_the_generated_ones() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (file, yaml) in inference_api::crd_files().unwrap() {
+        let path = root.join("chart/files/crds").join(&file);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, &yaml).unwrap();
+        }
+        let held = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(held == yaml, "{file} is stale: UPDATE_GOLDEN=1 cargo test -p controller");
+    }
+}

@@ -1,5 +1,7 @@
 //! The thin shell around the library: options, logging, signals.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use clap::Parser;
 use node_plugin::options::Options;
@@ -19,12 +21,15 @@ fn main() -> anyhow::Result<()> {
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider was installed already"))?;
     // Few threads: each has its own memory arena, and one waits for NVML or the disk.
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(16)
         .enable_all()
-        .build()?
-        .block_on(serve(options))
+        .build()?;
+    let result = runtime.block_on(serve(options));
+    // A call into a driver that hangs must not keep the process: every step is durable.
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    result
 }
 
 async fn serve(options: Options) -> anyhow::Result<()> {

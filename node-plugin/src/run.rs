@@ -4,6 +4,7 @@
 //! Never: logic of its own.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::events::NodeEvents;
 use crate::kubelet::Servers;
 use crate::metrics::Metrics;
 use crate::options::Options;
-use crate::readiness::Readiness;
+use crate::readiness::{Part, Readiness};
 use crate::slices::publisher::{Publisher, Wanted};
 use crate::{DRIVER, admin, claims, kubelet};
 
@@ -36,6 +37,7 @@ const READ: Duration = Duration::from_secs(10);
 pub async fn run(options: Options, client: Client, stop: CancellationToken) -> anyhow::Result<()> {
     let metrics = Metrics::default();
     let readiness = Readiness::default();
+    readiness.not_ready(Part::Slices, "the slices have not been published yet");
     let events = NodeEvents::new(client.clone(), &options.node_name);
     let (loaded, loaded_receiver) = watch::channel::<Option<Loaded>>(None);
     let (wanted, wanted_receiver) = watch::channel::<Option<Arc<Wanted>>>(None);
@@ -99,26 +101,20 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
     };
     let discovery = tokio::spawn(discovery.run(stop.clone()));
     let collector = tokio::spawn(collect_garbage(claims, interval, stop.clone()));
-    let publisher = Publisher::new(
-        client,
-        options.node_name,
-        wanted_receiver,
-        events,
-        metrics,
-        readiness,
-    );
-    let lock = folder.join("publisher.lock");
-    let publishing = stop.clone();
-    let publisher = tokio::spawn(async move {
-        // One publisher for the node: two releases side by side would undo each
-        // other's writes. The lock ends with the process that holds it.
-        let lock = tokio::select! {
-            () = publishing.cancelled() => return Ok(()),
-            lock = exclusive(lock) => lock?,
-        };
-        publisher.run(publishing).await;
-        drop(lock);
-        anyhow::Ok(())
+    let publisher = tokio::spawn({
+        let (stop, lock) = (stop.clone(), folder.join("publisher.lock"));
+        let node = options.node_name;
+        async move {
+            let held = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                held = publisher_lock(lock, &readiness) => held?,
+            };
+            let publisher =
+                Publisher::new(client, node, wanted_receiver, events, metrics, readiness);
+            publisher.run(stop).await;
+            drop(held);
+            anyhow::Ok(())
+        }
     });
 
     let ended = tokio::select! {
@@ -135,22 +131,37 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
     if stopped { Ok(()) } else { ended }
 }
 
-/// Waits for a file's lock, on a thread of its own because that can take as long as
-/// another instance lives.
-async fn exclusive(path: std::path::PathBuf) -> anyhow::Result<File> {
+/// Makes this instance the node's one publisher: two releases side by side would undo
+/// each other's writes. The lock ends with the process that holds it.
+///
+/// An instance that has to wait is ready meanwhile, because the slices are published;
+/// a rolling update ends the old instance only when the new one is ready.
+async fn publisher_lock(path: PathBuf, readiness: &Readiness) -> anyhow::Result<File> {
+    let cannot = || format!("cannot lock {}", path.display());
+    let file = File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .with_context(cannot)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => return Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {}
+        Err(error) => return Err(error).with_context(cannot),
+    }
+    tracing::info!("Another instance publishes this node's slices; this one waits for its end.");
+    readiness.ready(Part::Slices);
     let (sender, receiver) = oneshot::channel();
+    // A thread of its own: this can take as long as the other instance lives, and the
+    // process may end meanwhile.
     std::thread::Builder::new()
         .name("publisher-lock".to_owned())
         .spawn(move || {
-            let lock = || -> anyhow::Result<File> {
-                let file = File::options().create(true).append(true).open(&path)?;
-                rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-                Ok(file)
-            };
-            let result = lock().with_context(|| format!("cannot lock {}", path.display()));
-            drop(sender.send(result)); // Nobody waits any more while stopping.
+            let locked = rustix::fs::flock(&file, FlockOperation::LockExclusive).map(|()| file);
+            drop(sender.send(locked)); // Nobody waits any more while stopping.
         })?;
-    receiver.await?
+    let file = receiver.await?.with_context(cannot)?;
+    tracing::info!("This instance publishes the slices from now on.");
+    Ok(file)
 }
 
 async fn collect_garbage(claims: Claims, interval: Duration, stop: CancellationToken) {

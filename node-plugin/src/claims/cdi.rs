@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{ClaimRef, PreparedDevice, remove_durably, write_durably};
+use super::checkpoint::{ClaimRef, PreparedDevice, replace};
 use super::driver::{DeviceNode, DriverFile, NodeFiles};
 use crate::DRIVER;
 
@@ -129,7 +129,9 @@ impl CdiFiles {
             .is_some_and(|existing| existing == *spec)
     }
 
-    /// Writes a claim's file so that a runtime sees all of it or none.
+    /// Writes a claim's file so that a runtime sees all of it or none. It is not
+    /// flushed: the folder is usually a tmpfs, and what a power failure takes, the
+    /// checkpoint gives back.
     ///
     /// # Errors
     /// When the disk refuses.
@@ -137,7 +139,7 @@ impl CdiFiles {
         fs::create_dir_all(&self.folder)?;
         let mut bytes = serde_json::to_vec_pretty(spec)?;
         bytes.push(b'\n');
-        write_durably(&self.path(uid), &bytes)
+        replace(&self.path(uid), &bytes, |_| Ok(()))
     }
 
     /// Removes a claim's file; a missing one is a success.
@@ -145,7 +147,10 @@ impl CdiFiles {
     /// # Errors
     /// When the disk refuses.
     pub fn remove(&self, uid: &str) -> io::Result<()> {
-        remove_durably(&self.path(uid))
+        match fs::remove_file(self.path(uid)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// The UIDs of the claims that have a file.

@@ -404,7 +404,18 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 /// Writes a file so that a reader sees the old one or the new one, also after a crash.
-pub(super) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace(path, bytes, File::sync_all)?;
+    File::open(split(path)?.0)?.sync_all()
+}
+
+/// Writes a file so that a reader sees the old one or the new one. `flush` is called
+/// before the new one takes the old one's place.
+pub(super) fn replace(
+    path: &Path,
+    bytes: &[u8],
+    flush: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let (folder, name) = split(path)?;
     // The extension keeps CDI readers and `all` off; one writer for each path is what
     // the claim's lock guarantees.
@@ -414,13 +425,12 @@ pub(super) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = folder.join(temporary_name);
     let mut file = File::create(&temporary)?;
     file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    File::open(folder)?.sync_all()
+    flush(&file)?;
+    fs::rename(&temporary, path)
 }
 
 /// Removes a file and makes that survive a crash; a missing file is a success.
-pub(super) fn remove_durably(path: &Path) -> io::Result<()> {
+fn remove_durably(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Ok(()) => File::open(split(path)?.0)?.sync_all(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -4,7 +4,7 @@
 //! agree. Never: an await, a lock or a request to the API server; the caller holds the
 //! locks of the claim and of its GPUs, and runs this on a blocking thread.
 //!
-//! Prepare is: record `PrepareStarted`, act on the hardware, write the CDI file, record
+//! Prepare is: record `PrepareStarted` with what undo needs, act on the hardware, write the CDI file, record
 //! `PrepareCompleted`. Any of them may be the last before a crash. What is recorded as
 //! started is undone before it is tried again; what is recorded as completed is put
 //! back where it is missing, with the same answer.
@@ -181,8 +181,13 @@ impl Core {
             record.devices.push(plan(&gpus, &others, claim, device)?);
         }
         refuse_overlap(&others, &record)?;
-        self.checkpoints.write(&record)?;
-        (self.after)(Step::Started);
+        // What a crash could leave behind: an instance. A claim of whole devices alone
+        // has nothing to undo but its CDI file, which start-up removes for want of a
+        // record, and is spared the write.
+        if record.own_instances().next().is_some() {
+            self.checkpoints.write(&record)?;
+            (self.after)(Step::Started);
+        }
 
         match self.act(hardware, driver_version, &mut record) {
             Ok(()) => Ok(record.devices),

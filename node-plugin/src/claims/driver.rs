@@ -116,12 +116,22 @@ pub struct Roots {
     pub proc: PathBuf,
 }
 
+/// The libraries as they were listed: for this folder, as it was changed at this time,
+/// and this driver version.
+#[derive(Debug)]
+struct Libraries {
+    folder: PathBuf,
+    changed: SystemTime,
+    version: String,
+    files: Vec<DriverFile>,
+}
+
 /// The driver's files.
 #[derive(Debug)]
 pub struct Driver {
     roots: Roots,
     /// Listing the libraries is slow; it is redone when the folder or the version changes.
-    libraries: Mutex<Option<(PathBuf, SystemTime, String, Vec<DriverFile>)>>,
+    libraries: Mutex<Option<Libraries>>,
 }
 
 impl Driver {
@@ -247,13 +257,21 @@ impl Driver {
             .libraries
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, time, of, files)) = cached.as_ref()
-            && (at, time, of.as_str()) == (&folder, &changed, version)
+        if let Some(known) = cached.as_ref()
+            && known.folder == folder
+            && known.changed == changed
+            && known.version == version
         {
-            return files.clone();
+            return known.files.clone();
         }
         let files = self.list_libraries(&folder, version);
-        *cached = Some((folder, changed, version.to_owned(), files.clone()));
+        let version = version.to_owned();
+        *cached = Some(Libraries {
+            folder,
+            changed,
+            version,
+            files: files.clone(),
+        });
         files
     }
 

@@ -379,7 +379,7 @@ fn own_instances(core: &Core) -> Result<BTreeSet<StaticInstance>, String> {
 
 impl Record {
     /// The MIG instances that this claim made, or may have made before a crash.
-    fn own_instances(&self) -> impl Iterator<Item = StaticInstance> {
+    pub(crate) fn own_instances(&self) -> impl Iterator<Item = StaticInstance> {
         self.devices
             .iter()
             .filter_map(|device| match device.target {

@@ -94,7 +94,6 @@ impl Publisher {
         metrics: Metrics,
         readiness: Readiness,
     ) -> Self {
-        readiness.not_ready(Part::Slices, "the slices have not been published yet");
         Self {
             client,
             node,

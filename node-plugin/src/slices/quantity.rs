@@ -12,14 +12,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 pub(super) fn bytes(value: u64) -> Quantity {
     let binary = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let decimal = ["", "k", "M", "G", "T", "P", "E"];
-    let (base, suffixes) = if value != 0 && value % 1024 == 0 {
+    let (base, suffixes) = if value != 0 && value.is_multiple_of(1024) {
         (1024, binary)
     } else {
         (1000, decimal)
     };
     let mut number = value;
     let mut step = 0;
-    while number != 0 && number % base == 0 && step + 1 < suffixes.len() {
+    while number != 0 && number.is_multiple_of(base) && step + 1 < suffixes.len() {
         number /= base;
         step += 1;
     }
@@ -30,7 +30,7 @@ pub(super) fn bytes(value: u64) -> Quantity {
 #[must_use]
 pub(super) fn count(value: u32) -> Quantity {
     // Counts are below 1000 on every known GPU; the decimal branch covers the rest.
-    if value % 1024 == 0 && value != 0 {
+    if value.is_multiple_of(1024) && value != 0 {
         return Quantity(value.to_string());
     }
     bytes(u64::from(value))

@@ -43,6 +43,10 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(node: &TestNode, name: &str, client: Client) -> Self {
+        Self::start_as(node, name, "pod-1", client)
+    }
+
+    fn start_as(node: &TestNode, name: &str, pod: &str, client: Client) -> Self {
         // The port is free at this moment, and the kernel hands out others for a while.
         let admin = std::net::TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -53,7 +57,7 @@ impl Running {
         let options = Options::parse_from([
             "node-plugin".to_owned(),
             format!("--node-name={name}"),
-            "--pod-uid=pod-1".to_owned(),
+            format!("--pod-uid={pod}"),
             flag("driver-root", &root),
             flag("dev-root", &root.join("dev")),
             flag("proc-root", &root.join("proc")),
@@ -305,4 +309,38 @@ async fn allocated_claim(client: &Client, namespace: &str, pool: &str, device: &
         name: "order-0".to_owned(),
         uid: created.uid().unwrap(),
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_instance_is_ready_beside_the_first_and_publishes_when_that_ends() {
+    let (client, name) = (client(), "updating");
+    create_node(&client, name).await;
+    let node = TestNode::new("a30-2");
+    let kubelet = Kubelet::new(node.path("r"));
+    let old = Running::start_as(&node, name, "old", client.clone());
+    kubelet
+        .register("gpu.ai.deckhouse.io", LIMIT)
+        .await
+        .unwrap();
+    wait_until_ready(&old).await;
+    let before = slices_of(&client, name).await;
+
+    let new = Running::start_as(&node, name, "new", client.clone());
+    let socket = node.path("r/gpu.ai.deckhouse.io@new-reg.sock");
+    let deadline = Instant::now() + LIMIT;
+    while kubelet.register_socket(&socket).await.is_err() {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    wait_until_ready(&new).await;
+    assert_eq!(versions(&slices_of(&client, name).await), versions(&before));
+    old.stop().await;
+
+    let api: Api<ResourceSlice> = Api::all(client.clone());
+    let own = ListParams::default().fields(&format!("spec.nodeName={name}"));
+    api.delete_collection(&DeleteParams::default(), &own)
+        .await
+        .unwrap();
+    wait_for(&client, name, |slices| slices.len() == before.len()).await;
+    new.stop().await;
 }

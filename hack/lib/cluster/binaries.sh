@@ -103,6 +103,8 @@ build_binary() {
   mkdir -p "${target%/*}"
   quietly "build-$1" compile "$target.partial"
   mv "$target.partial" "$target"
+  # Other checkouts may still use a module's other keys, but not for ever.
+  find "$CACHE/build" -maxdepth 1 -name "$module-*" ! -path "${target%/*}" -mtime +7 -exec rm -rf {} +
 }
 
 # binary NAME: the path of a binary that `build` made.

@@ -3,6 +3,10 @@
 
 export KIND_EXPERIMENTAL_PROVIDER=docker
 
+SYSTEM_NAMESPACES=(kube-system local-path-storage)
+# Lines of a pod's node and when its container began; there is one container in each of the system's.
+CONTAINERS_TEMPLATE='{range .items[*]}{.spec.nodeName} {.status.containerStatuses[0].state.running.startedAt}{"\n"}{end}'
+
 kind() {
   "$(binary kind)" "$@"
 }
@@ -87,18 +91,35 @@ fingerprint() {
 }
 
 is_wanted_cluster() {
-  [[ -s $KUBECONFIG_FILE && -n $(cluster_nodes) ]] && fingerprint | cmp -s - "$STATE/fingerprint"
+  [[ -s $KUBECONFIG_FILE && $(cluster_nodes | wc -l) == $((workers + 1)) ]] && fingerprint | cmp -s - "$STATE/fingerprint"
 }
 
 # wait_ready SECONDS: nodes, then what every cluster runs.
 wait_ready() {
   local namespace workload
   kubectl wait node --all --for=condition=Ready --timeout="$1s" || return 1
-  for namespace in kube-system local-path-storage; do
+  wait_until "$1" system_began_since_boot || return 1
+  for namespace in "${SYSTEM_NAMESPACES[@]}"; do
     for workload in $(kubectl --namespace "$namespace" get daemonset,deployment --output name); do
       kubectl --namespace "$namespace" rollout status "$workload" --timeout="$1s" || return 1
     done
   done
+}
+
+# What ran on a restarted node counts as ready until its kubelet reports again, so ask when it began.
+system_began_since_boot() {
+  local namespace node began found=0
+  declare -A booted
+  while read -r node began; do
+    booted[${node#/}]=${began:0:19}
+  done < <(cluster_nodes | xargs docker inspect --format '{{.Name}} {{.State.StartedAt}}')
+  for namespace in "${SYSTEM_NAMESPACES[@]}"; do
+    while read -r node began; do
+      [[ -n $began && -n ${booted[$node]:-} && ! ${began:0:19} < ${booted[$node]} ]] || return 1
+      found=1
+    done < <(kubectl --namespace "$namespace" get pods --output jsonpath="$CONTAINERS_TEMPLATE")
+  done
+  ((found))
 }
 
 # A healthy cluster answers at once; one whose nodes were stopped gets started and some time.

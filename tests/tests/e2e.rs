@@ -253,7 +253,7 @@ async fn restarts_under_a_serving_copy_disturb_nothing() -> Outcome {
         Ok(())
     };
 
-    restart_pods(&cluster, "node-plugin", Some(&before.node)).await?;
+    restart_pods(&cluster, "ai-inference-node-plugin", Some(&before.node)).await?;
     undisturbed("a restart of the node plugin").await?;
 
     restart_kubelet(&cluster, &before.node).await?;

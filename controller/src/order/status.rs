@@ -150,7 +150,7 @@ fn plan_status(plan: &Plan, decision: &Decision, old: Option<&PlanStatus>) -> Pl
             .as_ref()
             .map(|(_, why)| why.clone())
             .unwrap_or_default();
-        status.reason = Some(format!("{}; {why}", plan.explanation));
+        status.reason = Some(format!("{} Runtime: {why}.", plan.explanation));
         status.rejected = plan
             .explanation
             .rejections

@@ -210,6 +210,9 @@ fn the_charts_definitions_are_the_generated_ones() {
             std::fs::write(&path, &yaml).unwrap();
         }
         let held = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(held == yaml, "{file} is stale: UPDATE_GOLDEN=1 cargo test -p controller");
+        assert!(
+            held == yaml,
+            "{file} is stale: UPDATE_GOLDEN=1 cargo test -p controller"
+        );
     }
 }

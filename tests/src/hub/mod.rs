@@ -222,7 +222,7 @@ fn model_information(repository: &Repository) -> Response {
 
 /// A file as model information lists it, with what a real hub adds for `?blobs=true`.
 fn sibling(path: &str, file: &RepositoryFile) -> serde_json::Value {
-    let mut sibling = json!({ "rfilename": path, "size": file.size, "blobId": &file.sha256[..40] });
+    let mut sibling = json!({ "rfilename": path, "size": file.size, "blobId": file.blob_id });
     if file.large {
         sibling["lfs"] = json!({ "sha256": file.sha256, "size": file.size, "pointerSize": 134 });
     }
@@ -246,7 +246,7 @@ async fn tree(
 fn entry(path: &str, file: &RepositoryFile) -> serde_json::Value {
     let mut entry = json!({
         "type": "file",
-        "oid": &file.sha256[..40],
+        "oid": file.blob_id,
         "size": file.size,
         "path": path,
     });

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::Deserialize;
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// Files of at least this many bytes are "large": they have a sha256 identity, as Git LFS gives them.
@@ -39,6 +40,9 @@ pub struct RepositoryFile {
     pub size: u64,
     /// Lower-case hexadecimal sha256 of the content. Made up for [`Content::Sparse`].
     pub sha256: String,
+    /// Git's identity of the file: of a small one that of its content, which downloads are checked
+    /// against; of a large one made up, since it would be that of its pointer.
+    pub blob_id: String,
     /// Whether the file has a Git LFS identity.
     pub large: bool,
 }
@@ -127,6 +131,14 @@ impl Content {
         Ok(hex(&hash.finalize()))
     }
 
+    /// Git's identity of a small file of `size` bytes.
+    fn git_blob(&self, size: u64) -> io::Result<String> {
+        let mut hash = Sha1::new();
+        hash.update(format!("blob {size}\0"));
+        hash.update(self.read(0, usize::try_from(size).unwrap_or(usize::MAX))?);
+        Ok(hex(&hash.finalize()))
+    }
+
     /// Up to `limit` bytes from `offset`; empty at the end.
     pub fn read(&self, offset: u64, limit: usize) -> io::Result<Vec<u8>> {
         match self {
@@ -163,7 +175,7 @@ impl RepositoryFile {
         let identity = if self.large {
             &self.sha256
         } else {
-            &self.sha256[..40]
+            &self.blob_id
         };
         format!("\"{identity}\"")
     }
@@ -189,6 +201,11 @@ impl Repository {
                 || LARGE_FILE_ENDINGS
                     .iter()
                     .any(|ending| path.ends_with(ending));
+            let blob_id = if large {
+                sha256[..40].to_owned()
+            } else {
+                content.git_blob(size).with_context(describe)?
+            };
             commit.update(format!("{path} {sha256}\n"));
             files.insert(
                 path,
@@ -196,6 +213,7 @@ impl Repository {
                     content,
                     size,
                     sha256,
+                    blob_id,
                     large,
                 },
             );
@@ -316,6 +334,11 @@ mod tests {
         assert_eq!(
             small.files["config.json"].sha256,
             "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+        );
+        // As `printf '{}' | git hash-object --stdin` says.
+        assert_eq!(
+            small.files["config.json"].blob_id,
+            "9e26dfeeb6e641a33dae4961196235bdb965b21b"
         );
         assert!(small.has_revision("main") && small.has_revision(&small.commit));
         assert!(!small.has_revision("v2"));

@@ -124,10 +124,7 @@ fn integer(kind: u32, bytes: &[u8]) -> Option<u64> {
     match kind {
         0 | 2 | 4 | 10 => Some(n),
         // Signed ones are lengths too; a negative one is no length.
-        1 => i8::try_from(bytes.first().copied()? as i8)
-            .ok()?
-            .try_into()
-            .ok(),
+        1 => (n as u8 as i8).try_into().ok(),
         3 => (n as u16 as i16).try_into().ok(),
         5 => (n as u32 as i32).try_into().ok(),
         11 => (n as i64).try_into().ok(),

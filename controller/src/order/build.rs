@@ -83,7 +83,7 @@ pub fn decide(order: &InferenceService, seen: &Seen, cx: &Context) -> Decision {
         copies: seen
             .pods
             .iter()
-            .filter(|p| is_of_workload(order, seen, *p))
+            .filter(|p| is_of_workload(order, seen, p))
             .map(|p| copies::read(p))
             .collect(),
         ..Decision::default()

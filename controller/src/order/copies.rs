@@ -45,7 +45,7 @@ pub fn read(pod: &Pod) -> Copy {
     };
     let init = container(&status.init_container_statuses, FETCH_CONTAINER);
     let runtime = container(&status.container_statuses, RUNTIME_CONTAINER);
-    let fetching = init.as_ref().is_some_and(|c| is_running(c));
+    let fetching = init.as_ref().is_some_and(is_running);
     let claims = pod
         .spec
         .iter()
@@ -82,6 +82,11 @@ pub fn read(pod: &Pod) -> Copy {
 
 fn is_running(c: &ContainerStatus) -> bool {
     c.state.as_ref().is_some_and(|s| s.running.is_some())
+}
+
+fn is_done(c: &ContainerStatus) -> bool {
+    let ended = c.state.as_ref().and_then(|s| s.terminated.as_ref());
+    ended.is_some_and(|t| t.exit_code == 0)
 }
 
 fn waiting(c: &ContainerStatus) -> Option<(String, String)> {
@@ -144,11 +149,7 @@ fn problem(
         };
     }
     if let Some(c) = &init
-        && !c
-            .state
-            .as_ref()
-            .and_then(|s| s.terminated.as_ref())
-            .is_some_and(|t| t.exit_code == 0)
+        && !is_done(c)
     {
         return fetch_problem(name, c);
     }

@@ -114,7 +114,7 @@ pub fn bytes(n: u64) -> Quantity {
     let mut value = n;
     let mut suffix = "";
     for next in ["Ki", "Mi", "Gi", "Ti"] {
-        if value == 0 || value % 1024 != 0 {
+        if value == 0 || !value.is_multiple_of(1024) {
             break;
         }
         value /= 1024;

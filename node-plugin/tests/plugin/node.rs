@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use fake_nvml::node::{self as fake, DeviceNodes};
 use futures::FutureExt;
@@ -48,6 +49,25 @@ pub(crate) fn topologies() -> Vec<String> {
     names
 }
 
+/// The built fake NVML, kept aside at the first use: another cargo may link it anew
+/// while the tests run, and for that moment it is not there.
+fn library() -> &'static Path {
+    static KEPT: OnceLock<PathBuf> = OnceLock::new();
+    KEPT.get_or_init(|| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let built = loop {
+            match fake::library_beside_executable() {
+                Some(built) => break built,
+                None => assert!(Instant::now() < deadline, "fake-nvml was not built"),
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        let kept = std::env::temp_dir().join(format!("fake-nvml-{}.so", std::process::id()));
+        std::fs::copy(built, &kept).unwrap();
+        kept
+    })
+}
+
 /// Claims that a test puts there.
 #[derive(Default)]
 pub(crate) struct MemoryClaims {
@@ -72,22 +92,24 @@ impl ClaimSource for MemoryClaims {
 pub(crate) struct TestNode {
     pub(crate) folder: TempDir,
     pub(crate) claims: Arc<MemoryClaims>,
+    gpus: OnceLock<Vec<String>>,
 }
 
 impl TestNode {
     /// A node with the GPUs of a topology.
     pub(crate) fn new(topology: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("np").tempdir().unwrap();
-        let library = fake::library_beside_executable().expect("fake-nvml is a dev-dependency");
+        let library = library();
         let topology = repository()
             .join("tests/fixtures/topologies")
             .join(topology)
             .with_extension("yaml");
         let root = folder.path().join("driver");
-        fake::build(&topology, &root, &library, Some(NODE), DeviceNodes::Files).unwrap();
+        fake::build(&topology, &root, library, Some(NODE), DeviceNodes::Files).unwrap();
         let node = Self {
             folder,
             claims: Arc::default(),
+            gpus: OnceLock::new(),
         };
         node.boot("first");
         node
@@ -215,7 +237,15 @@ impl TestNode {
 
     /// The device name of the `index`th GPU, or of a partition of it.
     pub(crate) fn device(&self, index: usize, partition: &str) -> String {
-        let pci = self.inventory().gpus[index].pci.dns_label();
+        let gpus = self.gpus.get_or_init(|| {
+            let inventory = self.inventory();
+            inventory
+                .gpus
+                .iter()
+                .map(|gpu| gpu.pci.dns_label())
+                .collect()
+        });
+        let pci = &gpus[index];
         if partition.is_empty() {
             format!("gpu-{pci}")
         } else {

@@ -19,6 +19,8 @@ pub mod hardware;
 mod known;
 mod locks;
 mod reconcile;
+pub mod record;
+mod targets;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -240,7 +242,7 @@ impl Claims {
         let this = self.clone();
         let gpus = wanted
             .iter()
-            .filter_map(|d| core::pci_of(&d.device))
+            .filter_map(|d| targets::pci_of(&d.device))
             .collect();
         self.detached(claim, move |claim| async move {
             let held = this.lock(&claim, gpus).await?;

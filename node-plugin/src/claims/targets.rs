@@ -1,0 +1,225 @@
+//! The hardware behind a claim's devices.
+//!
+//! In: an allocated device, the GPU as it is, the other claims' records. Out: what the
+//! device stands for, whether somebody holds it, and the hardware made ready or given
+//! back. Never: the disk; what has to survive a crash is recorded by [`super::core`]
+//! around these calls.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpu::{Gpu, MigInstance, MigMode, PciAddress};
+
+use super::allocation::Allocated;
+use super::cdi;
+use super::checkpoint::{ClaimRef, InstanceIds, PreparedDevice, Record, Target};
+use super::core::CoreError;
+use super::hardware::{Hardware, HardwareError};
+use crate::slices::names::{self, Named};
+
+/// What a device will be, before anything is touched.
+pub(super) fn plan(
+    gpus: &BTreeMap<PciAddress, Gpu>,
+    others: &[Arc<Record>],
+    claim: &ClaimRef,
+    wanted: &Allocated,
+) -> Result<PreparedDevice, CoreError> {
+    let unknown = || CoreError::UnknownDevice {
+        device: wanted.device.clone(),
+    };
+    let gpu = pci_of(&wanted.device)
+        .and_then(|pci| gpus.get(&pci))
+        .ok_or_else(unknown)?;
+    let named = names::resolve(std::slice::from_ref(gpu), &wanted.device).ok_or_else(unknown)?;
+    let target = match named {
+        Named::Whole(gpu) => Target::Whole {
+            pci: gpu.pci,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+        },
+        Named::Partition(gpu, profile, placement) => Target::Partition {
+            pci: gpu.pci,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+            profile: profile.name.clone(),
+            profile_id: profile.id,
+            placement,
+            // Nobody holds it (that is checked next), and it is there: an
+            // administrator's.
+            adopted: gpu
+                .instances
+                .iter()
+                .any(|i| i.profile_id == profile.id && i.placement == placement),
+            instance: None,
+        },
+    };
+    // An instance in the way that another claim holds is that claim's to report.
+    if !wanted.admin_access && holder_of(others, &target).is_none() {
+        let blocking = gpu.instances.iter().find(|i| match &target {
+            Target::Whole { .. } => true,
+            Target::Partition {
+                profile_id,
+                placement,
+                ..
+            } => {
+                i.placement.overlaps(*placement)
+                    && (i.profile_id != *profile_id || i.placement != *placement)
+            }
+        });
+        if let Some(instance) = blocking {
+            return Err(CoreError::Foreign {
+                device: wanted.device.clone(),
+                instance: instance.gpu_instance_id,
+                pci: gpu.pci,
+            });
+        }
+    }
+    Ok(PreparedDevice {
+        request: wanted.request.clone(),
+        pool: wanted.pool.clone(),
+        device: wanted.device.clone(),
+        share_id: wanted.share_id.clone(),
+        admin_access: wanted.admin_access,
+        target,
+        cdi_device_ids: vec![cdi::device_id(&claim.uid, &wanted.device)],
+    })
+}
+
+/// The last line of defence: the scheduler should never have allocated it twice.
+pub(super) fn refuse_overlap(others: &[Arc<Record>], record: &Record) -> Result<(), CoreError> {
+    for (index, device) in record.devices.iter().enumerate() {
+        if device.admin_access {
+            continue;
+        }
+        let held = |holder: &ClaimRef, other: &PreparedDevice| CoreError::Held {
+            device: device.device.clone(),
+            other_device: other.device.clone(),
+            holder: holder.clone(),
+        };
+        let within = record.devices[..index]
+            .iter()
+            .find(|other| !other.admin_access && other.target.overlaps(&device.target));
+        if let Some(other) = within {
+            return Err(held(&record.claim, other));
+        }
+        if let Some((holder, other)) = holder_of(others, &device.target) {
+            return Err(held(holder, other));
+        }
+    }
+    Ok(())
+}
+
+/// Which other claim holds hardware that overlaps.
+fn holder_of<'a>(
+    others: &'a [Arc<Record>],
+    target: &Target,
+) -> Option<(&'a ClaimRef, &'a PreparedDevice)> {
+    others.iter().find_map(|other| {
+        let device = other
+            .devices
+            .iter()
+            .find(|d| !d.admin_access && d.target.overlaps(target));
+        device.map(|device| (&other.claim, device))
+    })
+}
+
+/// The PCI address in a device name: `gpu-0000-65-00-0[-mig-…]`.
+#[must_use]
+pub(super) fn pci_of(device: &str) -> Option<PciAddress> {
+    let mut parts = device.strip_prefix("gpu-")?.split('-');
+    let (domain, bus) = (parts.next()?, parts.next()?);
+    let (slot, function) = (parts.next()?, parts.next()?);
+    format!("{domain}:{bus}:{slot}.{function}").parse().ok()
+}
+
+/// Makes the hardware of a device ready; where it is, nothing happens.
+pub(super) fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Result<(), CoreError> {
+    let name = device.device.clone();
+    let failed = |source| CoreError::Hardware {
+        device: name.clone(),
+        source,
+    };
+    let gpu = hardware.gpu(device.target.pci()).map_err(failed)?;
+    match &mut device.target {
+        Target::Whole { pci, minor, .. } => {
+            *minor = gpu.minor; // It may differ after a reboot.
+            if gpu.mig == (MigMode::Enabled { switchable: false }) {
+                return Err(CoreError::MigOn {
+                    device: name,
+                    pci: *pci,
+                });
+            }
+            if gpu.mig != MigMode::Unsupported && !device.admin_access {
+                hardware.disable_mig(*pci).map_err(failed)?;
+            }
+        }
+        Target::Partition {
+            pci,
+            minor,
+            profile_id,
+            placement,
+            instance,
+            ..
+        } => {
+            *minor = gpu.minor;
+            let there = gpu
+                .instances
+                .into_iter()
+                .find(|i| i.profile_id == *profile_id && i.placement == *placement);
+            let there = match there {
+                Some(there) if there.compute_instances.is_empty() => {
+                    // A crash between the two create calls leaves half an instance.
+                    hardware
+                        .destroy_instance(*pci, there.gpu_instance_id)
+                        .map_err(failed)?;
+                    hardware
+                        .create_instance(*pci, *profile_id, *placement)
+                        .map_err(failed)?
+                }
+                Some(there) => there,
+                None => hardware
+                    .create_instance(*pci, *profile_id, *placement)
+                    .map_err(failed)?,
+            };
+            *instance = ids(&there);
+        }
+    }
+    Ok(())
+}
+
+fn ids(instance: &MigInstance) -> Option<InstanceIds> {
+    instance
+        .compute_instances
+        .first()
+        .map(|compute| InstanceIds {
+            gpu_instance: instance.gpu_instance_id,
+            compute_instance: compute.id,
+            uuid: compute.uuid.clone(),
+        })
+}
+
+/// Gives a device's hardware back: our own MIG instance is destroyed, found by where it
+/// sits, because a crash may have come before its id was recorded.
+pub(super) fn release(
+    hardware: &dyn Hardware,
+    device: &PreparedDevice,
+) -> Result<(), HardwareError> {
+    let Target::Partition {
+        pci,
+        profile_id,
+        placement,
+        adopted: false,
+        ..
+    } = &device.target
+    else {
+        return Ok(());
+    };
+    let gpu = hardware.gpu(*pci)?;
+    let ours = gpu
+        .instances
+        .iter()
+        .find(|i| i.profile_id == *profile_id && i.placement == *placement);
+    ours.map_or(Ok(()), |ours| {
+        hardware.destroy_instance(*pci, ours.gpu_instance_id)
+    })
+}

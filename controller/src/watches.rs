@@ -93,6 +93,8 @@ enum Concerns {
     OrdersOf(String),
     /// One class, named as before and as now.
     Class(Vec<String>),
+    /// Everything: a watch was broken, and what went away meanwhile is not told.
+    Everything,
     Nobody,
 }
 
@@ -151,6 +153,11 @@ impl Wake {
                     classes = every_class();
                 }
             }
+            Concerns::Everything => {
+                self.changes.fetch_add(1, Ordering::AcqRel);
+                orders = pick(&self.all_orders, &|_| true);
+                classes = every_class();
+            }
             Concerns::Classes => classes = every_class(),
             Concerns::Order(namespace, name) => {
                 orders.push(ObjectRef::new(&name).within(&namespace))
@@ -203,11 +210,25 @@ impl Watch<'_> {
             let kind = K::kind(&K::DynamicType::default()).into_owned();
             let mut stream = std::pin::pin!(stream.take_until(stop.cancelled_owned()));
             let mut known: HashMap<(Option<String>, String), String> = HashMap::new();
+            // The reconcilers begin with everything when the first lists are complete;
+            // until then nobody takes wake-ups, and a full queue would hold up the list.
+            let (mut first, mut listing) = (true, true);
             while let Some(event) = stream.next().await {
                 let (object, gone) = match event {
                     Ok(Event::Apply(o) | Event::InitApply(o)) => (o, false),
                     Ok(Event::Delete(o)) => (o, true),
-                    Ok(Event::Init | Event::InitDone) => continue,
+                    Ok(Event::Init) => {
+                        known.clear();
+                        listing = true;
+                        continue;
+                    }
+                    Ok(Event::InitDone) => {
+                        if !first {
+                            wake.up(Concerns::Everything).await;
+                        }
+                        (first, listing) = (false, false);
+                        continue;
+                    }
                     Err(error) => {
                         warn!(kind, %error, "A watch broke and will be taken up again.");
                         continue;
@@ -219,7 +240,7 @@ impl Watch<'_> {
                     Some(now) => known.insert(key, now.clone()),
                     None => known.remove(&key),
                 };
-                if before != now || gone {
+                if !listing && (before != now || gone) {
                     wake.up(concerns(&object, before.as_deref(), now.as_deref()))
                         .await;
                 }

@@ -25,12 +25,12 @@ const PLATFORM: &str = "d8-ai-inference";
 const SOON: Duration = Duration::from_secs(30);
 
 /// Everything that tests share.
-pub struct Setup {
-    pub plane: &'static ControlPlane,
+pub(crate) struct Setup {
+    pub(crate) plane: &'static ControlPlane,
 }
 
 /// The shared set-up, made by the first test.
-pub fn setup() -> Result<Setup> {
+pub(crate) fn setup() -> Result<Setup> {
     static SHARED: OnceLock<Result<&'static ControlPlane, String>> = OnceLock::new();
     let plane = SHARED
         .get_or_init(|| start().map_err(|error| format!("{error:#}")))
@@ -82,7 +82,7 @@ async fn prepare(plane: &'static ControlPlane) -> Result<(Client, Options)> {
 }
 
 /// What the controller is run with.
-pub fn options(hub: String) -> Result<Options> {
+pub(crate) fn options(hub: String) -> Result<Options> {
     Ok(Options {
         settings: Settings {
             installation: Installation {
@@ -103,7 +103,7 @@ pub fn options(hub: String) -> Result<Options> {
 }
 
 /// One template of the controller's chart.
-pub fn rendered(template: &str) -> Result<String> {
+pub(crate) fn rendered(template: &str) -> Result<String> {
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../controller/chart");
     let output = Command::new(asset("helm")?)
         .args([
@@ -189,18 +189,18 @@ fn gguf() -> Vec<u8> {
 }
 
 /// One test's own corner of the cluster: a namespace, a DeviceClass, a class.
-pub struct Corner {
-    pub plane: &'static ControlPlane,
-    pub client: Client,
-    pub namespace: String,
+pub(crate) struct Corner {
+    pub(crate) plane: &'static ControlPlane,
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
     /// Name of the DeviceClass, the class and the node.
-    pub name: String,
+    pub(crate) name: String,
 }
 
 impl Corner {
     /// A namespace and a class `name`, which allows the DeviceClass `name` alone; its selector is
     /// `selector`, or one that takes the slices of [`Corner::slice`].
-    pub async fn new(name: &str, selector: Option<&str>) -> Result<Self> {
+    pub(crate) async fn new(name: &str, selector: Option<&str>) -> Result<Self> {
         let plane = setup()?.plane;
         let namespace = plane.namespace(name).await?;
         let own = format!("device.driver == '{name}.example.com'");
@@ -255,7 +255,7 @@ metadata: {{ name: {name} }}
     }
 
     /// Publishes one whole device with so much memory, as a driver would.
-    pub async fn slice(&self, memory: &str) -> Result<()> {
+    pub(crate) async fn slice(&self, memory: &str) -> Result<()> {
         let name = &self.name;
         self.plane
             .apply_yaml(
@@ -281,7 +281,7 @@ spec:
     }
 
     /// Files an order of a repository.
-    pub async fn order(&self, name: &str, repository: &str) -> Result<()> {
+    pub(crate) async fn order(&self, name: &str, repository: &str) -> Result<()> {
         let class = &self.name;
         self.plane
             .apply_yaml(
@@ -301,7 +301,7 @@ spec:
         Ok(())
     }
 
-    pub fn api<K>(&self) -> Api<K>
+    pub(crate) fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
     {
@@ -309,7 +309,7 @@ spec:
     }
 
     /// Waits for the order's condition to have a reason; gives the order then.
-    pub async fn reason(
+    pub(crate) async fn reason(
         &self,
         order: &str,
         condition: &str,
@@ -338,7 +338,12 @@ spec:
     }
 
     /// Waits until an object is as wanted; gives it then.
-    pub async fn until<K>(&self, name: &str, what: &str, met: impl Fn(&K) -> bool) -> Result<K>
+    pub(crate) async fn until<K>(
+        &self,
+        name: &str,
+        what: &str,
+        met: impl Fn(&K) -> bool,
+    ) -> Result<K>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
             + Clone

@@ -68,9 +68,11 @@ pub(crate) async fn measure(
     let mut rows = Vec::new();
     rows.extend(floor(&stage, &sides, rounds).await?);
     // Before any claim stays: neither side has one here.
-    if !programs.control {
-        rows.extend(partitions(&stage, &namespace, &sides[1], rounds).await?);
-    }
+    let partitions = if programs.control {
+        Vec::new()
+    } else {
+        partitions(&stage, &namespace, &sides[1], rounds).await?
+    };
     for standing in [0, STANDING] {
         if standing > 0 {
             tracing::info!(standing, "Preparing claims that stay.");
@@ -106,6 +108,7 @@ pub(crate) async fn measure(
         let what = format!("{AT_ONCE} at once, {standing} standing claims");
         rows.extend(rows_of(&what, at_once, true));
     }
+    rows.extend(partitions);
     Ok(Comparison {
         title: "Prepare and unprepare a claim",
         sides: programs.sides(),
@@ -256,7 +259,7 @@ async fn partitions(
         }
     }
     Ok(rows_of(
-        "MIG partition against whole device, one after the other",
+        "MIG partition against whole device, one after the other, 0 standing claims",
         samples,
         false,
     ))

@@ -482,10 +482,10 @@ async fn a_download_that_breaks_off_goes_on_where_it_stopped() -> Outcome {
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("resume").await?;
     let seen = requests(&cluster).await?.len();
-    // Every answer breaks off after 30 MB of a file of 98 MB.
+    // Every answer breaks off after 100 MB of a file of 271 MB.
     arm_fault(
         &cluster,
-        json!({ "pathContains": "/resolve/", "cutAfterBytes": 30_000_000 }),
+        json!({ "pathContains": "/resolve/", "cutAfterBytes": 100_000_000 }),
     )
     .await?;
     let order = Order::file(&cluster, &namespace, "resumed", "default-llm", SMOLLM).await?;
@@ -509,7 +509,7 @@ async fn a_download_that_breaks_off_goes_on_where_it_stopped() -> Outcome {
         let start = start
             .and_then(|range| range.split('-').next())
             .and_then(|first| first.parse().ok());
-        request.status == 206 && start.is_some_and(|start: u64| start >= 10_000_000)
+        request.status == 206 && start.is_some_and(|start: u64| start >= 50_000_000)
     });
     ensure!(
         resumed,

@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 
 use super::{Cluster, container_environment, wait};
 
+/// Port of the runtime in its pod.
+const RUNTIME_PORT: u16 = 8000;
+
 /// An order of one test.
 #[derive(Debug)]
 pub struct Order {
@@ -160,33 +163,68 @@ impl Order {
             .collect())
     }
 
-    /// Asks the order's Service, at its cluster address, from a node.
+    /// Asks the order's Service, at its cluster address, from a node. Waits for kube-proxy where the
+    /// Service has just got its copy (back).
     ///
     /// # Errors
     /// When it does not answer with success; the message holds the answer.
     pub async fn chat(&self, question: &str) -> anyhow::Result<String> {
         let token = self.token().await?;
-        let (status, answer) = self.ask(question, Some(&token)).await?;
-        ensure!(status == "200", "the order answered {status}: {answer}");
-        let answer: Value = serde_json::from_str(&answer)?;
-        let content = answer["choices"][0]["message"]["content"].as_str();
-        Ok(content.context("the answer holds no message")?.to_owned())
+        let address = self.service_address().await?;
+        let options = ["--retry", "10", "--retry-delay", "1", "--retry-connrefused"];
+        content(
+            self.post(&address, question, Some(&token), &options)
+                .await?,
+        )
     }
 
-    /// The HTTP status and body that the order's Service answers a question with.
+    /// Asks the first copy itself, at its pod's address, from its node: once.
+    ///
+    /// # Errors
+    /// When it does not answer with success; the message holds the answer.
+    pub async fn chat_with_first_copy(&self, question: &str) -> anyhow::Result<String> {
+        let token = self.token().await?;
+        let pod = self.api::<Pod>().get(&format!("{}-0", self.name)).await?;
+        let address = pod
+            .status
+            .and_then(|status| status.pod_ip)
+            .context("no pod address")?;
+        content(
+            self.post(
+                &format!("{address}:{RUNTIME_PORT}"),
+                question,
+                Some(&token),
+                &[],
+            )
+            .await?,
+        )
+    }
+
+    /// The HTTP status that the order's Service answers a question without a token with.
     ///
     /// # Errors
     /// When nothing answers.
-    pub async fn ask(
-        &self,
-        question: &str,
-        token: Option<&str>,
-    ) -> anyhow::Result<(String, String)> {
+    pub async fn status_without_token(&self) -> anyhow::Result<String> {
+        let address = self.service_address().await?;
+        Ok(self.post(&address, "Who am I?", None, &[]).await?.0)
+    }
+
+    async fn service_address(&self) -> anyhow::Result<String> {
         let service = self.api::<Service>().get(&self.name).await?;
-        let address = service
+        service
             .spec
             .and_then(|spec| spec.cluster_ip)
-            .context("no cluster address")?;
+            .context("the Service has no address")
+    }
+
+    /// The HTTP status and body that `address` answers a question with.
+    async fn post(
+        &self,
+        address: &str,
+        question: &str,
+        token: Option<&str>,
+        options: &[&str],
+    ) -> anyhow::Result<(String, String)> {
         let order = self.api::<InferenceService>().get(&self.name).await?;
         let model = order
             .status
@@ -208,6 +246,7 @@ impl Order {
             "--header",
             "Content-Type: application/json",
         ]);
+        command.extend(options);
         if token.is_some() {
             command.extend(["--header", &authorization]);
         }
@@ -225,6 +264,14 @@ impl Order {
         let token = token.with_context(|| format!("Secret {name} has no key token"))?;
         Ok(String::from_utf8(token.0)?)
     }
+}
+
+/// What the model said, from the status and body of an answer.
+fn content((status, answer): (String, String)) -> anyhow::Result<String> {
+    ensure!(status == "200", "the order answered {status}: {answer}");
+    let answer: Value = serde_json::from_str(&answer)?;
+    let content = answer["choices"][0]["message"]["content"].as_str();
+    Ok(content.context("the answer holds no message")?.to_owned())
 }
 
 /// A condition of an order by its type.

@@ -140,8 +140,18 @@ api_answers() {
   kubectl get --raw /readyz --request-timeout=5s >/dev/null 2>&1
 }
 
+# A kubelet that gets no inotify instance runs on and never notices a plugin, so that no driver
+# registers on its node. Nodes share the machine's limit, and 128, the default, is two clusters' worth.
+ensure_inotify_instances() {
+  local limit=/proc/sys/fs/inotify/max_user_instances wanted=512
+  (($(cat "$limit") < wanted)) || return 0
+  log "raising fs.inotify.max_user_instances from $(cat "$limit") to $wanted until the next boot"
+  echo "$wanted" 2>/dev/null >"$limit" || log "that is not allowed here: nodes may miss the node plugin"
+}
+
 create_cluster() {
   prepare_fake_gpus
+  ensure_inotify_instances
   write_kind_config >"$STATE/kind.yaml"
   log "creating the cluster $CLUSTER: one control plane, $workers workers"
   exit_steps+=(keep_logs_of_failure)

@@ -4,7 +4,7 @@
 Lists devices and MIG profiles, creates an instance at every placement, looks at it
 from every side, and destroys it again. Fails on the first answer that is not NVML's.
 
-Needs what tests/python/requirements.txt pins.
+Needs what hack/lib/test/requirements.txt pins.
 """
 
 import ctypes

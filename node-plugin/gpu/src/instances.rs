@@ -11,6 +11,9 @@ use crate::{ComputeInstance, Gpus, MigInstance, PciAddress, Placement};
 /// Values of the compute profile enum of `nvml.h`.
 const COMPUTE_ENUM_VALUES: std::ops::Range<u32> = 0..16;
 
+/// How often a list of instances is read that changes meanwhile.
+const LIST_ATTEMPTS: u32 = 8;
+
 impl Gpus {
     /// Creates a GPU instance at a placement, and a compute instance that spans it. Turns
     /// MIG on first where it is off and can be turned on without a reset.
@@ -174,8 +177,23 @@ impl Gpus {
         raw::destroy_gpu_instance(&self.nvml, instance).map_err(failed)
     }
 
-    /// All instances; none where MIG is off.
+    /// All instances; none where MIG is off. The list is read in several calls, and one
+    /// that is destroyed between two of them, by a claim that ends, is no broken GPU: the
+    /// list is then read again.
     pub(crate) fn list(&self, device: DeviceHandle) -> raw::Result<Vec<MigInstance>> {
+        for _ in 1..LIST_ATTEMPTS {
+            match self.list_once(device) {
+                Err(Failed {
+                    code: NvmlCode::NotFound | NvmlCode::InvalidArgument,
+                    ..
+                }) => {}
+                listed => return listed,
+            }
+        }
+        self.list_once(device)
+    }
+
+    fn list_once(&self, device: DeviceHandle) -> raw::Result<Vec<MigInstance>> {
         let mut instances = Vec::new();
         for (_, info) in profile::infos(&self.nvml, device)? {
             let handles = match raw::gpu_instances(&self.nvml, device, info.id) {

@@ -18,10 +18,17 @@ pub enum Library {
     InDriverRoot(PathBuf),
 }
 
-const FOLDERS: [&str; 9] = [
+/// The file name under which NVML is loaded.
+const NVML: &str = "libnvidia-ml.so.1";
+
+/// `nvidia/current` is Debian's own folder: what lies above it are links through
+/// `/etc/alternatives`, which lead nowhere below another root.
+const FOLDERS: [&str; 11] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
     "usr/lib",
     "usr/local/nvidia/lib64",
     "lib64",
@@ -42,7 +49,7 @@ impl Library {
         };
         let file = |candidate: &PathBuf| match self {
             Self::Path(_) => candidate.clone(),
-            Self::InDriverRoot(_) => candidate.join("libnvidia-ml.so.1"),
+            Self::InDriverRoot(_) => candidate.join(NVML),
         };
         candidates
             .iter()
@@ -60,14 +67,19 @@ mod tests {
 
     #[test]
     fn a_library_is_found_in_a_usual_folder_of_the_driver_root() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("usr/lib/x86_64-linux-gnu");
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("libnvidia-ml.so.1"), "").unwrap();
-        let found = Library::InDriverRoot(root.path().to_owned())
-            .locate()
-            .unwrap();
-        assert_eq!(found, folder.join("libnvidia-ml.so.1"));
+        for usual in [
+            "usr/lib/x86_64-linux-gnu",
+            "usr/lib/x86_64-linux-gnu/nvidia/current",
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let folder = root.path().join(usual);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join(NVML), "").unwrap();
+            let found = Library::InDriverRoot(root.path().to_owned())
+                .locate()
+                .unwrap();
+            assert_eq!(found, folder.join(NVML));
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::demand::PlacementType;
+
 /// Most characters of the short form.
 pub const SHORT_FORM_LIMIT: usize = 300;
 
@@ -28,10 +30,22 @@ pub struct Explanation {
 pub struct Rejection {
     /// DeviceClass and kind of device, such as `mig.example.com 1g.10gb`.
     pub candidate: String,
+    /// Its DeviceClass; empty where no one class was rejected.
+    #[serde(default)]
+    pub device_class_name: String,
+    /// Its placement type; none where the whole class was rejected.
+    #[serde(default)]
+    pub placement_type: Option<PlacementType>,
+    /// Its partition profile, where it has one.
+    #[serde(default)]
+    pub profile: Option<String>,
     /// What decided, for programs.
     pub reason: RejectionReason,
-    /// The same with figures, for people.
+    /// The same with figures, for people; it names no other tenant's order.
     pub message: String,
+    /// The same for the administrator, where it names more than tenants may read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
 }
 
 /// What ruled a candidate out.
@@ -130,7 +144,8 @@ impl Explanation {
             );
         }
         for rejection in &self.rejections {
-            text += &format!("\n- {}: {}", rejection.candidate, rejection.message);
+            let words = rejection.detail.as_ref().unwrap_or(&rejection.message);
+            text += &format!("\n- {}: {words}", rejection.candidate);
         }
         text
     }

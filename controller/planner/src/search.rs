@@ -242,8 +242,12 @@ impl<'a> Search<'a> {
             if self.kinds.members.get(index) == Some(&0) {
                 rejections.push(Rejection {
                     candidate: class.name.clone(),
+                    device_class_name: class.name.clone(),
+                    placement_type: None,
+                    profile: None,
                     reason: RejectionReason::NoDevices,
                     message: "no published device belongs to it".to_owned(),
+                    detail: None,
                 });
             }
         }
@@ -279,6 +283,7 @@ impl<'a> Search<'a> {
     fn not_chosen(&self, now: &Occupancy, trial: &Trial<'_>, before_chosen: bool) -> Rejection {
         let candidate = &trial.candidate;
         let fit = trial.spots.len();
+        let mut detail = None;
         let (reason, message) = if fit == 0 {
             let mut empty = Occupancy::empty(self.inventory);
             let per_replica = candidate.need.devices;
@@ -292,12 +297,12 @@ impl<'a> Search<'a> {
                 )
             } else {
                 let claims = now.in_the_way(self.inventory, &candidate.devices);
-                let message = wording::taken_long(
-                    self.snapshot,
-                    physical(self.inventory, &candidate.devices),
-                    &claims,
-                );
-                (RejectionReason::Taken, message)
+                let physical = physical(self.inventory, &candidate.devices);
+                detail = Some(wording::taken_long(self.snapshot, physical, &claims));
+                (
+                    RejectionReason::Taken,
+                    wording::taken(self.snapshot, self.demand, physical, &claims),
+                )
             }
         } else if before_chosen {
             (
@@ -309,8 +314,12 @@ impl<'a> Search<'a> {
         };
         Rejection {
             candidate: self.describe(candidate),
+            device_class_name: self.snapshot.device_classes[candidate.class()].name.clone(),
+            placement_type: Some(candidate.placement()),
+            profile: candidate.profile().map(str::to_owned),
             reason,
             message,
+            detail,
         }
     }
 
@@ -353,8 +362,12 @@ impl<'a> Search<'a> {
         };
         Rejection {
             candidate: wording::kinds(class, &[key], 1),
+            device_class_name: class.clone(),
+            placement_type: Some(key.placement),
+            profile: key.profile.clone(),
             reason,
             message,
+            detail: None,
         }
     }
 

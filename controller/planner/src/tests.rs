@@ -142,6 +142,46 @@ fn taken_devices_are_told_apart_from_devices_that_are_too_small() {
         "{}",
         explanation.long()
     );
+    let taken = explanation
+        .rejections
+        .iter()
+        .find(|r| r.reason == RejectionReason::Taken)
+        .unwrap();
+    assert!(
+        taken.message.contains("2 orders of other namespaces")
+            && !taken.message.contains("secret")
+            && !taken.message.contains("rival"),
+        "the message of a rejection is in the order's status, which tenants read: {taken:?}"
+    );
+}
+
+#[test]
+fn a_rejection_names_its_class_kind_and_profile_apart() {
+    let mut demand = demand(60);
+    demand.memory = vec![MemoryNeed {
+        devices: 2,
+        bytes_per_device: 60 << 30,
+    }];
+    let mut cluster = h100_cluster(1, 2);
+    cluster
+        .claims
+        .push(claim(Some(("team", "mine")), "node-0", &[whole(0)]));
+    let explanation = exhausted(plan(&cluster, &demand));
+    let taken = explanation
+        .rejections
+        .iter()
+        .find(|r| r.reason == RejectionReason::Taken)
+        .unwrap();
+    assert!(taken.candidate.starts_with("2 × "), "{taken:?}");
+    let class = cluster
+        .device_classes
+        .iter()
+        .find(|c| c.name == taken.device_class_name);
+    assert!(class.is_some(), "{taken:?}");
+    assert_eq!(
+        (taken.placement_type, taken.profile.as_deref()),
+        (Some(PlacementType::WholeDevice), None)
+    );
 }
 
 #[test]

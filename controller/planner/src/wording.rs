@@ -95,8 +95,12 @@ pub(crate) fn only_shares() -> Explanation {
         summary: format!("Nothing was searched: {message}."),
         rejections: vec![Rejection {
             candidate: "shares".to_owned(),
+            device_class_name: String::new(),
+            placement_type: None,
+            profile: None,
             reason: RejectionReason::SharingNotSupported,
             message: message.to_owned(),
+            detail: None,
         }],
         broken_selectors: Vec::new(),
     }
@@ -270,14 +274,9 @@ fn short_exclusion(exclusion: &Exclusion) -> &'static str {
     }
 }
 
-/// Who holds what would fit, for tenants: orders of the own namespace by name,
-/// others by number.
-pub(crate) fn taken_short(
-    snapshot: &Snapshot,
-    demand: &Demand,
-    physical: usize,
-    claims: &BTreeSet<usize>,
-) -> String {
+/// Who holds devices, for tenants: orders of the own namespace by name, others by
+/// number.
+fn holders(snapshot: &Snapshot, demand: &Demand, claims: &BTreeSet<usize>) -> String {
     let (mut own, mut others, mut foreign) = (BTreeSet::new(), BTreeSet::new(), 0);
     for claim in claims
         .iter()
@@ -316,11 +315,21 @@ pub(crate) fn taken_short(
     if foreign > 0 {
         parts.push(count(foreign, "other claim"));
     }
-    let holders = if parts.is_empty() {
+    if parts.is_empty() {
         "claims".to_owned()
     } else {
         parts.join(", ")
-    };
+    }
+}
+
+/// Nothing has room, for tenants.
+pub(crate) fn taken_short(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    physical: usize,
+    claims: &BTreeSet<usize>,
+) -> String {
+    let holders = holders(snapshot, demand, claims);
     let need = demand
         .memory
         .iter()
@@ -336,6 +345,20 @@ pub(crate) fn taken_short(
     } else {
         format!("None of the {large} in the allowed device classes has room: taken by {holders}.")
     }
+}
+
+/// One candidate has no room, for tenants.
+pub(crate) fn taken(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    physical: usize,
+    claims: &BTreeSet<usize>,
+) -> String {
+    format!(
+        "none has room on {}; taken by {}",
+        count(physical, "accelerator"),
+        holders(snapshot, demand, claims)
+    )
 }
 
 /// The same for the administrator.

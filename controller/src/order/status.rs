@@ -59,7 +59,9 @@ pub fn compute(
         plan: decision
             .plan
             .as_ref()
-            .map(|plan| plan_status(plan, decision, old.plan.as_ref())),
+            .map(|plan| plan_status(plan, decision, old.plan.as_ref()))
+            // Standing copies stay on their placement, whatever is in the way of a new one.
+            .or_else(|| old.plan.clone().filter(|_| standing.is_some())),
         replicas: Some(ReplicasStatus::new(
             desired,
             count(copies.len()),
@@ -121,6 +123,13 @@ fn model(order: &InferenceService, decision: &Decision) -> ModelStatus {
     }
 }
 
+fn placement_type(placement: planner::PlacementType) -> inference_api::PlacementType {
+    match placement {
+        planner::PlacementType::Partition => inference_api::PlacementType::Partition,
+        planner::PlacementType::WholeDevice => inference_api::PlacementType::WholeDevice,
+    }
+}
+
 fn plan_status(plan: &Plan, decision: &Decision, old: Option<&PlanStatus>) -> PlanStatus {
     let mut status = PlanStatus {
         device_class_name: Some(plan.device_class_name.clone()),
@@ -128,10 +137,7 @@ fn plan_status(plan: &Plan, decision: &Decision, old: Option<&PlanStatus>) -> Pl
             planner::SharingMode::Dedicated => inference_api::SharingMode::Dedicated,
             planner::SharingMode::Shared => inference_api::SharingMode::Shared,
         }),
-        placement_type: Some(match plan.placement_type {
-            planner::PlacementType::Partition => inference_api::PlacementType::Partition,
-            planner::PlacementType::WholeDevice => inference_api::PlacementType::WholeDevice,
-        }),
+        placement_type: Some(placement_type(plan.placement_type)),
         profile: plan.profile.clone(),
         share_percent: None,
         devices_per_replica: i32::try_from(plan.devices_per_replica).ok(),
@@ -157,14 +163,9 @@ fn plan_status(plan: &Plan, decision: &Decision, old: Option<&PlanStatus>) -> Pl
             .iter()
             .take(REJECTED)
             .map(|r| RejectedPlacement {
-                device_class_name: r
-                    .candidate
-                    .split_whitespace()
-                    .next()
-                    .unwrap_or_default()
-                    .to_owned(),
-                placement_type: None,
-                profile: r.candidate.split_whitespace().nth(1).map(str::to_owned),
+                device_class_name: r.device_class_name.clone(),
+                placement_type: r.placement_type.map(placement_type),
+                profile: r.profile.clone(),
                 reason: r.message.clone(),
             })
             .collect();

@@ -153,6 +153,30 @@ fn an_order_that_loses_its_class_keeps_serving_and_reports_it_a_038() {
 }
 
 #[test]
+fn standing_copies_keep_their_plan_in_the_status_when_the_class_goes() {
+    let served = status(&decided(), vec![copy(true, "llama-cpp-b10434", None)], true);
+    assert!(served.plan.is_some());
+    let mut order = fixture::order("");
+    let lost = Decision {
+        stopped: Some(Refusal::new(C::ClassResolved, R::ClassNotFound, "gone")),
+        ..Decision::default()
+    };
+    let mut applied = Applied {
+        copies: vec![copy(true, "llama-cpp-b10434", None)],
+        statefulset: serde_saphyr::from_str(
+            "metadata: {name: support-llm}\nspec: {replicas: 1, selector: {}, template: {}}",
+        )
+        .unwrap(),
+        refused: None,
+    };
+    order.status = Some(served.clone());
+    let now = compute(&order, &seen(), &lost, &applied, &[]);
+    assert_eq!(now.plan, served.plan);
+    applied.statefulset = None;
+    assert_eq!(compute(&order, &seen(), &lost, &applied, &[]).plan, None);
+}
+
+#[test]
 fn no_room_is_pending_and_a_broken_selector_failed() {
     for (reason, phase) in [
         (R::ResourceClaimExhausted, Phase::Pending),

@@ -1,7 +1,7 @@
 //! One file: resume, stream, check, rename.
 
 use super::{FetchError, FetchSpec, Patience, Progress};
-use crate::model::{Checksum, HubEndpoint, ModelFile, chain};
+use crate::model::{Checksum, HubEndpoint, ModelFile, transport};
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_RANGE, ETAG, IF_RANGE, RANGE};
 use reqwest::{Response, StatusCode};
 use sha1::Sha1;
@@ -238,7 +238,7 @@ async fn attempt(
                 Ok(Ok(Some(chunk))) => chunk,
                 Ok(Ok(None)) => break,
                 Ok(Err(e)) => {
-                    return broken(&mut file, progress, have, brought, chain(&e))
+                    return broken(&mut file, progress, have, brought, transport(e))
                         .await
                         .map_err(disk);
                 }
@@ -332,7 +332,7 @@ async fn request(
     }
     let response = match request.send().await {
         Ok(response) => response,
-        Err(e) => return Ok(Err(chain(&e))),
+        Err(e) => return Ok(Err(transport(e))),
     };
     match response.status() {
         StatusCode::NOT_FOUND | StatusCode::GONE => Err(FetchError::NotFound {

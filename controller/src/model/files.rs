@@ -7,8 +7,8 @@
 //! where the order names a GGUF file, or where there are no safetensors and the
 //! repository holds exactly one GGUF model.
 
+use super::endpoint::check_path;
 use super::error::{FilesError, Rejection};
-use super::huggingface::check_path;
 use super::{Checksum, Format, ModelFile};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Files beside the weights that are larger are not configuration.
 const MAX_SIDE_FILE: u64 = 256 << 20;
 /// More files than any model of today has; the list travels in the pod's specification.
-const MAX_FILES: usize = 400;
+pub(crate) const MAX_FILES: usize = 400;
 
 /// One entry of a hub's file list.
 #[derive(Clone, Debug, Deserialize)]
@@ -252,7 +252,9 @@ fn is_side_file(path: &str) -> bool {
     let other_weights = [".bin.index.json", ".h5.index.json", ".msgpack.index.json"]
         .iter()
         .any(|e| path.ends_with(e));
-    place && kind && !other_weights && !path.starts_with("consolidated")
+    // A name of that kind is the download's own.
+    let hidden = path.starts_with('.');
+    place && kind && !hidden && !other_weights && !path.starts_with("consolidated")
 }
 
 /// Parts of one split file: `NAME-00001-of-00003.gguf`.
@@ -374,6 +376,7 @@ mod tests {
             "onnx/model.onnx",
             "original/consolidated.00.pth",
             "1_Pooling/config.json",
+            ".complete.json",
             "README.md",
             "pytorch_model.bin.index.json",
         ]);

@@ -10,7 +10,7 @@ use super::kv::{KvGroup, KvLayout};
 use std::collections::BTreeMap;
 
 /// No header is read beyond this (vocabularies of 256,000 tokens take 10 MiB).
-pub(crate) const MAX_HEADER_BYTES: u64 = 64 << 20;
+pub(crate) const MAX_HEADER_BYTES: u64 = 32 << 20;
 const MAX_PAIRS: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 18;
 const MAX_KEY: u64 = 1 << 16;
@@ -98,12 +98,30 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A value worth keeping: numbers, short text, short lists of numbers.
+/// A value worth keeping: numbers, short text, and what matters of a list of
+/// numbers. A list itself could take eight times the bytes that it was read from.
 enum Kept {
     Int(u64),
     Text(String),
-    Ints(Vec<u64>),
+    Ints { count: u64, max: u64, sum: u64 },
     Other,
+}
+
+/// Whether the value of a key is used at all.
+fn wanted(key: &[u8]) -> bool {
+    const SUFFIXES: [&[u8]; 10] = [
+        b".block_count",
+        b".embedding_length",
+        b".attention.head_count",
+        b".attention.head_count_kv",
+        b".attention.key_length",
+        b".attention.value_length",
+        b".attention.kv_lora_rank",
+        b".rope.dimension_count",
+        b".context_length",
+        b"general.architecture",
+    ];
+    key.len() <= 256 && SUFFIXES.iter().any(|s| key.ends_with(s))
 }
 
 /// Bytes of a value of a fixed-width type; none for strings and arrays.
@@ -154,11 +172,15 @@ fn value(r: &mut Reader<'_>, kind: u32) -> Result<Kept, HeaderError> {
                     if n > MAX_NUMBERS {
                         return Ok(Kept::Other);
                     }
-                    let ints: Option<Vec<u64>> = bytes
-                        .chunks_exact(w as usize)
-                        .map(|c| integer(element, c))
-                        .collect();
-                    Ok(ints.map_or(Kept::Other, Kept::Ints))
+                    let (mut max, mut sum) = (0u64, 0u64);
+                    for chunk in bytes.chunks_exact(w as usize) {
+                        let Some(n) = integer(element, chunk) else {
+                            return Ok(Kept::Other);
+                        };
+                        max = max.max(n);
+                        sum = sum.saturating_add(n);
+                    }
+                    Ok(Kept::Ints { count: n, max, sum })
                 }
                 (None, 8) => {
                     for _ in 0..n {
@@ -234,13 +256,14 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, HeaderError> {
     let pairs = r.count("key-value pairs", MAX_PAIRS)?;
     let mut kept = BTreeMap::new();
     for _ in 0..pairs {
-        let key = String::from_utf8_lossy(r.string(MAX_KEY)?).into_owned();
+        let key = r.string(MAX_KEY)?;
         let kind = r.u32()?;
         match value(&mut r, kind)? {
             Kept::Other => {}
-            v => {
-                kept.insert(key, v);
+            v if wanted(key) => {
+                kept.insert(String::from_utf8_lossy(key).into_owned(), v);
             }
+            _ => {}
         }
     }
     let mut sum = Some(0u64);
@@ -287,14 +310,13 @@ fn shape(
             "its GGUF header has no general.architecture",
         ));
     };
-    let ints = |name: &str| match kept.get(&format!("{architecture}.{name}")) {
-        Some(Kept::Int(n)) => vec![*n],
-        Some(Kept::Ints(v)) => v.clone(),
-        _ => vec![],
-    };
     let int = |name: &str, cap: u64| -> Result<Option<u64>, HeaderError> {
-        let Some(n) = ints(name).into_iter().max() else {
-            return Ok(None);
+        let n = match kept.get(&format!("{architecture}.{name}")) {
+            Some(Kept::Int(n)) => *n,
+            Some(Kept::Ints {
+                count: 1.., max, ..
+            }) => *max,
+            _ => return Ok(None),
         };
         if n > cap {
             return Err(HeaderError::malformed(format!(
@@ -338,26 +360,21 @@ fn shape(
             window: None,
         }]
     } else {
-        let per_layer = ints("attention.head_count_kv");
-        if per_layer.len() > 1 {
+        // Sliding windows are counted in full: the runtime keeps a whole cache for
+        // every layer unless told otherwise.
+        let (layers, heads) = match kept.get(&format!("{architecture}.attention.head_count_kv")) {
             // Layers with their own number of heads; 0 is a layer without attention.
-            let total = per_layer.iter().fold(0u64, |s, h| s.saturating_add(*h));
-            vec![KvGroup {
-                layers: total,
-                heads: 1,
-                elements: key + value,
-                window: None,
-            }]
-        } else {
-            // Sliding windows are counted in full: the runtime keeps a whole
-            // cache for every layer unless told otherwise.
-            vec![KvGroup {
-                layers,
-                heads: kv_heads,
-                elements: key + value,
-                window: None,
-            }]
-        }
+            Some(Kept::Ints {
+                count: 2.., sum, ..
+            }) => (*sum, 1),
+            _ => (layers, kv_heads),
+        };
+        vec![KvGroup {
+            layers,
+            heads,
+            elements: key + value,
+            window: None,
+        }]
     };
     Ok(GgufHeader {
         architecture: architecture

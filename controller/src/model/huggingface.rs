@@ -4,6 +4,7 @@
 //! Never: more than the stated caps of any answer in memory, a token to any
 //! address but the hub's, or a byte of weights beyond their headers.
 
+use super::endpoint::{HubEndpoint, check_repository, check_revision};
 use super::error::{FilesError, HeaderError, Rejection};
 use super::files::{self, Chosen, Entry};
 use super::{
@@ -12,140 +13,24 @@ use super::{
 use reqwest::header::{ACCEPT_ENCODING, LINK, RANGE};
 use reqwest::{Response, StatusCode, Url};
 use serde::Deserialize;
+use serde::de::{IgnoredAny, MapAccess};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 const MAX_INFO_BYTES: u64 = 16 << 20;
-const MAX_CONFIG_BYTES: u64 = 4 << 20;
-const MAX_INDEX_BYTES: u64 = 64 << 20;
+const MAX_CONFIG_BYTES: u64 = 2 << 20;
+/// A trillion parameters in 140,000 tensors take 16 MiB.
+const MAX_INDEX_BYTES: u64 = 32 << 20;
 const MAX_PAGES: usize = 40;
 const MAX_ENTRIES: usize = 20_000;
 /// Safetensors headers read where the index gives no credible sum.
 const MAX_HEADERS: usize = 64;
-
-/// Where a hub answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HubEndpoint(Url);
-
-impl std::str::FromStr for HubEndpoint {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let url = Url::parse(text.trim_end_matches('/')).map_err(|e| {
-            format!("{text:?} is no URL: {e}; give one like https://huggingface.co")
-        })?;
-        if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
-            return Err(format!("{text:?} is neither http:// nor https://"));
-        }
-        if !url.username().is_empty() || url.password().is_some() || url.query().is_some() {
-            return Err("a hub's address holds neither credentials nor a query".into());
-        }
-        Ok(HubEndpoint(url))
-    }
-}
-
-impl std::fmt::Display for HubEndpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0.as_str().trim_end_matches('/'))
-    }
-}
-
-impl HubEndpoint {
-    /// The address of `segments` below the hub's own, each percent-encoded.
-    pub fn url<'a>(&self, segments: impl IntoIterator<Item = &'a str>) -> Url {
-        let mut url = self.0.clone();
-        // Only a URL that cannot be a base has no segments; the constructor refused those.
-        if let Ok(mut path) = url.path_segments_mut() {
-            path.pop_if_empty().extend(segments);
-        }
-        url
-    }
-
-    /// The address of one file at one commit.
-    pub fn file_url(&self, repository: &str, commit: &str, path: &str) -> Url {
-        self.url(
-            repository
-                .split('/')
-                .chain(["resolve", commit])
-                .chain(path.split('/')),
-        )
-    }
-
-    /// An HTTP client for this hub.
-    ///
-    /// # Errors
-    /// Where the system's certificates cannot be loaded; a plain `http` hub needs none.
-    pub fn client(&self, read_timeout: Duration) -> Result<reqwest::Client, reqwest::Error> {
-        let builder = reqwest::Client::builder()
-            .user_agent(concat!("ai-inference/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(Duration::from_secs(10))
-            .read_timeout(read_timeout);
-        match self.0.scheme() {
-            // An image without certificates can still reach a hub inside the cluster.
-            "http" => builder.tls_certs_only([]).build(),
-            _ => builder.build(),
-        }
-    }
-}
-
-/// Checks a repository's name: one or two segments of letters, digits, `-`, `_` and `.`.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn check_repository(name: &str) -> Result<(), String> {
-    let segment = |s: &str| {
-        !s.is_empty()
-            && s.len() <= 96
-            && !s.starts_with(['.', '-'])
-            && !s.contains("..")
-            && s.chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    let segments: Vec<&str> = name.split('/').collect();
-    if matches!(segments.len(), 1 | 2) && segments.iter().all(|s| segment(s)) {
-        Ok(())
-    } else {
-        Err(format!("{name:?} is no repository name; write OWNER/NAME"))
-    }
-}
-
-/// Checks a branch, tag or commit.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn check_revision(revision: &str) -> Result<(), String> {
-    let fine = !revision.is_empty()
-        && revision.len() <= 255
-        && !revision.starts_with(['/', '.', '-'])
-        && !revision.contains("..")
-        && revision
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_./+".contains(c));
-    if fine {
-        Ok(())
-    } else {
-        Err(format!("{revision:?} is no branch, tag or commit"))
-    }
-}
-
-/// Checks a path inside a repository: relative, no `..`, nothing that a file
-/// system or a URL would read differently.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn check_path(path: &str) -> Result<(), String> {
-    let segment = |s: &str| {
-        !s.is_empty()
-            && s != "."
-            && s != ".."
-            && s.len() <= 255
-            && !s.chars().any(|c| c.is_control() || c == '\\')
-    };
-    if path.len() <= 1024 && path.split('/').all(segment) {
-        Ok(())
-    } else {
-        Err(format!("{path:?} is no path inside a repository"))
-    }
-}
+/// Models read at once: each may take a few times its header's cap of memory.
+const AT_ONCE: usize = 4;
+/// Most characters of a detail: it goes into a condition and quotes what others wrote.
+const MAX_DETAIL: usize = 1_000;
 
 #[derive(Deserialize)]
 struct Info {
@@ -157,6 +42,7 @@ struct Info {
 pub struct Hub {
     endpoint: HubEndpoint,
     client: reqwest::Client,
+    turns: Arc<Semaphore>,
 }
 
 impl Hub {
@@ -166,7 +52,11 @@ impl Hub {
     /// Where the system's certificates cannot be loaded.
     pub fn new(endpoint: HubEndpoint) -> Result<Self, reqwest::Error> {
         let client = endpoint.client(Duration::from_secs(30))?;
-        Ok(Hub { endpoint, client })
+        Ok(Hub {
+            endpoint,
+            client,
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+        })
     }
 
     /// The hub's address.
@@ -192,6 +82,8 @@ impl Hub {
         };
         check_repository(&request.repository).map_err(|e| call.not_supported(e))?;
         check_revision(&request.revision).map_err(|e| call.not_supported(e))?;
+        // Nobody closes it; without a turn the caps would still hold for each.
+        let _turn = self.turns.acquire().await.ok();
         call.facts(at.unwrap_or(&request.revision)).await
     }
 }
@@ -242,7 +134,7 @@ impl Call<'_> {
                 return Ok(entries);
             };
             let response = self.get(url, None).await?;
-            next = next_page(&response, &first);
+            next = next_page(&response, &first).map_err(|e| self.unavailable(e))?;
             let page: Vec<Entry> = self
                 .decode(response, MAX_INFO_BYTES, "its file list")
                 .await?;
@@ -312,7 +204,7 @@ impl Call<'_> {
         #[derive(Deserialize)]
         struct Index {
             metadata: Option<Metadata>,
-            weight_map: std::collections::BTreeMap<String, String>,
+            weight_map: FileNames,
         }
         #[derive(Deserialize)]
         struct Metadata {
@@ -325,8 +217,9 @@ impl Call<'_> {
             let bytes = self.file(commit, &index_path, 0, MAX_INDEX_BYTES).await?;
             let index: Index = serde_json::from_slice(&bytes)
                 .map_err(|e| self.invalid(format!("its {index_path} is not an index: {e}")))?;
-            let names = index.weight_map.into_values().collect();
-            chosen.keep_weights(&names).map_err(|e| self.rejected(e))?;
+            chosen
+                .keep_weights(&index.weight_map.0)
+                .map_err(|e| self.rejected(e))?;
             claimed = index.metadata.and_then(|m| m.total_size).map(|n| n as u64);
         }
         let stored = chosen
@@ -433,10 +326,12 @@ impl Call<'_> {
                 }
                 // The reader itself refuses to go beyond its cap.
                 Err(HeaderError::Incomplete(n)) => {
+                    let have = bytes.len() as u64;
                     step = n
-                        .saturating_sub(bytes.len() as u64)
+                        .saturating_sub(have)
                         .max(step * 2)
-                        .min(gguf::MAX_HEADER_BYTES);
+                        .min(gguf::MAX_HEADER_BYTES.saturating_sub(have))
+                        .max(1);
                 }
                 Err(e @ HeaderError::Malformed(_)) => {
                     return Err(self.invalid(format!("{path}: {e}")));
@@ -508,7 +403,7 @@ impl Call<'_> {
         let response = request
             .send()
             .await
-            .map_err(|e| self.unavailable(chain(&e)))?;
+            .map_err(|e| self.unavailable(transport(e)))?;
         let status = response.status();
         if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE {
             return Ok(response);
@@ -572,7 +467,7 @@ impl Call<'_> {
             let chunk = response
                 .chunk()
                 .await
-                .map_err(|e| self.unavailable(format!("{what} broke off: {}", chain(&e))))?;
+                .map_err(|e| self.unavailable(format!("{what} broke off: {}", transport(e))))?;
             let Some(chunk) = chunk else { break };
             let from = skip.min(chunk.len() as u64);
             skip -= from;
@@ -588,7 +483,7 @@ impl Call<'_> {
             repository: self.request.repository.clone(),
             revision: self.request.revision.clone(),
             kind: error.kind,
-            detail: error.detail,
+            detail: shortened(error.detail),
         }
     }
 
@@ -605,18 +500,74 @@ impl Call<'_> {
             repository: self.request.repository.clone(),
             revision: self.request.revision.clone(),
             hub: self.hub.endpoint.to_string(),
-            detail,
+            detail: shortened(detail),
         }
     }
 }
 
-/// The next page of a list, if it is on the same host: a token is sent nowhere else.
-fn next_page(response: &Response, first: &Url) -> Option<Url> {
-    let link = response.headers().get(LINK)?.to_str().ok()?;
-    let part = link.split(',').find(|p| p.contains("rel=\"next\""))?;
-    let target = part.split_once('<')?.1.split_once('>')?.0;
-    let url = first.join(target).ok()?;
-    (url.origin() == first.origin()).then_some(url)
+/// The next page of a list. It must be on the same host: a token is sent nowhere
+/// else, and a list that is taken for whole when it is not would hide files.
+fn next_page(response: &Response, first: &Url) -> Result<Option<Url>, String> {
+    let header = response.headers().get(LINK).and_then(|v| v.to_str().ok());
+    // A comma also stands inside of addresses, so entries are told by their brackets.
+    let next = header
+        .into_iter()
+        .flat_map(|h| h.split('<').skip(1))
+        .find_map(|entry| {
+            let (target, parameters) = entry.split_once('>')?;
+            parameters.contains("rel=\"next\"").then_some(target)
+        });
+    let Some(target) = next else {
+        return Ok(None);
+    };
+    match first.join(target) {
+        Ok(url) if url.origin() == first.origin() => Ok(Some(url)),
+        _ => Err("its file list goes on at another address than the hub's, which is not followed; correct the address of the hub".into()),
+    }
+}
+
+/// The files that an index names, each once: there may be 100,000 tensors in a hundred files.
+struct FileNames(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for FileNames {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = FileNames;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a map of tensors to files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<FileNames, A::Error> {
+                let mut names = BTreeSet::new();
+                while let Some((IgnoredAny, name)) = map.next_entry::<IgnoredAny, String>()? {
+                    names.insert(name);
+                    if names.len() > files::MAX_FILES {
+                        return Err(serde::de::Error::custom(format!(
+                            "it names more than {} files",
+                            files::MAX_FILES
+                        )));
+                    }
+                }
+                Ok(FileNames(names))
+            }
+        }
+        from.deserialize_map(Visitor)
+    }
+}
+
+fn shortened(detail: String) -> String {
+    match detail.char_indices().nth(MAX_DETAIL) {
+        Some((end, _)) => format!("{}…", detail.get(..end).unwrap_or_default()),
+        None => detail,
+    }
+}
+
+/// Why a request failed, without its address: one that a hub redirected to may be
+/// signed, and whoever reads a status could use it.
+pub(crate) fn transport(error: reqwest::Error) -> String {
+    chain(&error.without_url())
 }
 
 /// An error with its causes: reqwest's own text leaves them out.

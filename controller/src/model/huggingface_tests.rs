@@ -248,3 +248,123 @@ fn names_that_would_change_the_address_are_refused() {
         "ftp://x".parse::<HubEndpoint>().is_err() && "http://u:p@x".parse::<HubEndpoint>().is_err()
     );
 }
+
+/// A server that sends every file elsewhere; gives its address.
+async fn redirecting(to: String) -> String {
+    use axum::extract::Request;
+    use axum::response::{IntoResponse, Redirect};
+    crate::test_hub::install_crypto();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let answer = move |request: Request| async move {
+        let path = request.uri().path().to_owned();
+        if path.contains("/revision/") {
+            return axum::Json(json!({"sha": COMMIT})).into_response();
+        }
+        if path.contains("/tree/") {
+            let entry = |path: &str| json!({"type": "file", "path": path, "size": 9, "oid": "a".repeat(40)});
+            return axum::Json(json!([entry("config.json"), entry("model.safetensors")]))
+                .into_response();
+        }
+        Redirect::temporary(&format!("{to}{path}?X-Amz-Signature=s3cr3t")).into_response()
+    };
+    let app = axum::Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    address
+}
+
+#[tokio::test]
+async fn the_token_does_not_follow_a_redirect_to_another_host() {
+    use axum::http::{HeaderMap, StatusCode, header};
+    let (sender, mut seen) = tokio::sync::mpsc::unbounded_channel();
+    let app = axum::Router::new().fallback(move |headers: HeaderMap| async move {
+        let _ = sender.send(headers.contains_key(header::AUTHORIZATION));
+        StatusCode::NOT_FOUND
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let elsewhere = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let hub = Hub::new(redirecting(elsewhere).await.parse().unwrap()).unwrap();
+    let asked = request("acme/small", "main", None);
+    assert!(hub.resolve(&asked, None, Some("hf_x")).await.is_err());
+    assert_eq!(seen.recv().await, Some(false));
+}
+
+#[tokio::test]
+async fn a_signed_address_is_not_in_the_words_of_an_error() {
+    // Nothing listens there.
+    let hub = Hub::new(
+        redirecting("http://127.0.0.1:1".into())
+            .await
+            .parse()
+            .unwrap(),
+    )
+    .unwrap();
+    let error = hub
+        .resolve(&request("acme/small", "main", None), None, None)
+        .await
+        .unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert!(!error.to_string().contains("s3cr3t"), "{error}");
+}
+
+#[tokio::test]
+async fn what_a_repository_says_of_itself_cannot_make_an_error_longer_than_a_status_holds() {
+    let index = json!({"weight_map": {"w": "x".repeat(1 << 20)}}).to_string();
+    let stub = StubHub::with(
+        "acme/small",
+        &[
+            ("config.json", &config()),
+            ("model.safetensors", &tensor_file(64)),
+            ("model.safetensors.index.json", index.as_bytes()),
+        ],
+    );
+    let error = resolve(stub, request("acme/small", "main", None), None)
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().len() < 2_000,
+        "{}",
+        error.to_string().len()
+    );
+}
+
+#[tokio::test]
+async fn an_index_of_more_files_than_a_model_has_is_refused() {
+    let names: serde_json::Map<_, _> = (0..1_000)
+        .map(|n| (format!("w{n}"), json!(format!("{n}.safetensors"))))
+        .collect();
+    let index = json!({"weight_map": names}).to_string();
+    let stub = StubHub::with(
+        "acme/small",
+        &[
+            ("config.json", &config()),
+            ("model.safetensors", &tensor_file(64)),
+            ("model.safetensors.index.json", index.as_bytes()),
+        ],
+    );
+    let error = resolve(stub, request("acme/small", "main", None), None)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("more than 400 files"), "{error}");
+}
+
+#[test]
+fn a_list_that_goes_on_elsewhere_is_not_taken_for_whole() {
+    let first: Url = "https://hub.example/api/models/a/b/tree/c".parse().unwrap();
+    let page = |link: &str| {
+        let answer = axum::http::Response::builder()
+            .header("link", link)
+            .body("")
+            .unwrap();
+        next_page(&Response::from(answer), &first)
+    };
+    assert!(page("<http://hub.example/x>; rel=\"next\"").is_err());
+    assert_eq!(page("<https://hub.example/x>; rel=\"prev\""), Ok(None));
+    let next = page("<https://hub.example/p>; rel=\"prev\", </x?cursor=a,b>; rel=\"next\"");
+    assert_eq!(
+        next.unwrap().unwrap().as_str(),
+        "https://hub.example/x?cursor=a,b"
+    );
+}

@@ -7,6 +7,7 @@
 //! (headers only, by range reads with caps).
 
 mod architecture;
+mod endpoint;
 mod error;
 mod files;
 mod gguf;
@@ -15,10 +16,11 @@ mod kv;
 mod safetensors;
 
 pub use architecture::{Architecture, parse_config};
+pub use endpoint::{HubEndpoint, check_path, check_repository, check_revision};
 pub use error::{HeaderError, ModelError, Rejection};
 pub use gguf::{GgufHeader, parse as parse_gguf};
-pub(crate) use huggingface::chain;
-pub use huggingface::{Hub, HubEndpoint, check_path, check_repository, check_revision};
+pub use huggingface::Hub;
+pub(crate) use huggingface::{chain, transport};
 pub use kv::{KvGroup, KvLayout};
 pub use safetensors::parse_header as parse_safetensors_header;
 

@@ -6,10 +6,10 @@
 //! then the tensors.
 
 use super::error::HeaderError;
-use std::collections::BTreeMap;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 /// A header longer than this is refused (the reference implementation's own cap is 100 MB).
-pub(crate) const MAX_HEADER_BYTES: u64 = 64 << 20;
+pub(crate) const MAX_HEADER_BYTES: u64 = 32 << 20;
 
 #[derive(serde::Deserialize)]
 struct Tensor {
@@ -38,31 +38,50 @@ pub(crate) fn header_length(prefix: &[u8]) -> Result<u64, HeaderError> {
 /// [`HeaderError::Malformed`] where the header is not JSON of that shape, or its
 /// tensors lie outside the file.
 pub fn parse_header(json: &[u8], file_size: u64) -> Result<u64, HeaderError> {
-    let entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(json)
-        .map_err(|e| HeaderError::malformed(format!("its safetensors header is not JSON: {e}")))?;
     let room = file_size
         .saturating_sub(8)
         .saturating_sub(json.len() as u64);
-    let mut sum = 0u64;
-    for (name, value) in entries {
-        if name == "__metadata__" {
-            continue;
-        }
-        let tensor: Tensor = serde_json::from_value(value).map_err(|e| {
-            HeaderError::malformed(format!("its safetensors header describes no tensor: {e}"))
-        })?;
-        let (start, end) = tensor.data_offsets;
-        if start > end || end > room {
-            return Err(HeaderError::malformed(format!(
-                "its safetensors header puts a tensor at {start}..{end} of {room} bytes"
-            )));
-        }
-        sum = sum.saturating_add(end - start);
-    }
+    let fault = |e| HeaderError::malformed(format!("its safetensors header can't be read: {e}"));
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    let sum = reader.deserialize_map(Tensors { room }).map_err(fault)?;
+    reader.end().map_err(fault)?;
     if sum > room {
         return Err(HeaderError::malformed("its safetensors tensors overlap"));
     }
     Ok(sum)
+}
+
+/// Sums tensors as they are read: a header is never held as values, which take
+/// many times the bytes of their text.
+struct Tensors {
+    room: u64,
+}
+
+impl<'de> Visitor<'de> for Tensors {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a map of names to tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<u64, A::Error> {
+        let mut sum = 0u64;
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let (start, end) = map.next_value::<Tensor>()?.data_offsets;
+            if start > end || end > self.room {
+                return Err(serde::de::Error::custom(format!(
+                    "a tensor is at {start}..{end} of {} bytes",
+                    self.room
+                )));
+            }
+            sum = sum.saturating_add(end - start);
+        }
+        Ok(sum)
+    }
 }
 
 #[cfg(test)]
@@ -93,6 +112,19 @@ mod tests {
             Err(HeaderError::Malformed(_))
         ));
         assert_eq!(header_length(&[1, 2, 3]), Err(HeaderError::Incomplete(8)));
+    }
+
+    #[test]
+    fn a_header_is_not_held_as_values_and_must_end_where_it_ends() {
+        // Half a million empty lists would be values of 16 MiB and more.
+        let lists = vec!["[]"; 500_000].join(",");
+        let json = format!(
+            r#"{{"__metadata__":[{lists}],"a":{{"data_offsets":[0,8],"other":[{lists}]}}}}"#
+        );
+        let size = 8 + json.len() as u64 + 8;
+        assert_eq!(parse_header(json.as_bytes(), size), Ok(8));
+        let trailing = format!("{json}{{}}");
+        assert!(parse_header(trailing.as_bytes(), size).is_err());
     }
 
     proptest! {

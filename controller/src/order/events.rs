@@ -1,17 +1,18 @@
 //! Events of an order: each tells of one change between two statuses.
 
-use super::Context;
 use super::build::Decision;
+use super::{Context, Refusal};
 use inference_api::{InferenceService, InferenceServiceStatus, OrderCondition, OrderEvent};
 use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
 use tracing::warn;
 
-/// What happened between the two, in order. Pure.
+/// What happened between the two, in order; `obstacle` is what is in the way now. Pure.
 pub fn between(
     old: &InferenceServiceStatus,
     new: &InferenceServiceStatus,
     decision: &Decision,
+    obstacle: Option<&Refusal>,
 ) -> Vec<(OrderEvent, String)> {
     let mut events = Vec::new();
     let plan = |s: &InferenceServiceStatus| {
@@ -71,14 +72,13 @@ pub fn between(
             format!("the class names the storage class {class} now; the standing volume is kept where it was made"),
         ));
     }
-    let refused = decision.refusal().map(|r| r.reason.as_str());
     let was = |word: &str| {
         old.conditions
             .iter()
             .any(|c| c.status == "False" && c.reason == word)
     };
-    if let Some(refusal) = decision.refusal()
-        && refused.is_some_and(|word| !was(word))
+    if let Some(refusal) = obstacle
+        && !was(refusal.reason.as_str())
     {
         events.push((
             OrderEvent::OrderRefused,
@@ -119,10 +119,11 @@ pub async fn publish(
     order: &InferenceService,
     fresh: &InferenceServiceStatus,
     decision: &Decision,
+    obstacle: Option<&Refusal>,
     cx: &Context,
 ) {
     let old = order.status.clone().unwrap_or_default();
-    for (reason, note) in between(&old, fresh, decision) {
+    for (reason, note) in between(&old, fresh, decision, obstacle) {
         let event = Event {
             type_: if reason.is_warning() {
                 EventType::Warning
@@ -165,7 +166,7 @@ mod tests {
     }
 
     fn names(old: &InferenceServiceStatus, new: &InferenceServiceStatus) -> Vec<OrderEvent> {
-        between(old, new, &Decision::default())
+        between(old, new, &Decision::default(), None)
             .into_iter()
             .map(|(e, _)| e)
             .collect()
@@ -185,6 +186,27 @@ mod tests {
             [OrderEvent::DownloadCompleted]
         );
         assert!(names(&downloading(100), &downloading(100)).is_empty());
+    }
+
+    #[test]
+    fn what_the_api_server_refuses_is_told_once() {
+        use inference_api::{OrderReason, set_condition};
+        let refusal = Refusal::new(
+            OrderCondition::WorkloadReady,
+            OrderReason::NameTaken,
+            "Service ns/chat exists",
+        );
+        let mut told = InferenceServiceStatus::default();
+        let events = |old: &InferenceServiceStatus| {
+            between(old, old, &Decision::default(), Some(&refusal)).len()
+        };
+        assert_eq!(events(&told), 1);
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            k8s_openapi::jiff::Timestamp::now(),
+        );
+        let update = refusal.condition.unmet(refusal.reason, &refusal.message);
+        set_condition(&mut told.conditions, update, Some(1), &now);
+        assert_eq!(events(&told), 0);
     }
 
     #[test]

@@ -29,6 +29,8 @@ use tracing::{info, warn};
 
 /// While a model comes in, its progress is read so often.
 const PROGRESS_EVERY: Duration = Duration::from_secs(3);
+/// Most characters of a refusal: it may quote the API server, which may quote a whole object.
+const LONGEST_MESSAGE: usize = 2_000;
 
 /// Why an order cannot be served as it stands: one condition that is not met.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +51,7 @@ impl Refusal {
         Refusal {
             condition,
             reason,
-            message: message.into(),
+            message: message.into().chars().take(LONGEST_MESSAGE).collect(),
             transient: false,
         }
     }
@@ -126,10 +128,12 @@ pub async fn reconcile(
     let applied = apply::apply(order, &seen, &decision, &cx).await?;
     let downloads = download::read(&applied.copies, &cx).await;
     let fresh = status::compute(order, &seen, &decision, &applied, &downloads);
-    events::publish(order, &fresh, &decision, &cx).await;
+    // What the API server refused may be mended by what no watch tells of.
+    let obstacle = applied.refused.as_ref().or(decision.refusal());
+    events::publish(order, &fresh, &decision, obstacle, &cx).await;
     status::publish(order, fresh, &cx).await?;
-    cx.settle_backoff(order, decision.refusal());
-    if let Some(pause) = cx.pause(order, decision.refusal()) {
+    cx.settle_backoff(order, obstacle);
+    if let Some(pause) = cx.pause(order, obstacle) {
         return Ok(Action::requeue(pause));
     }
     if !downloads.is_empty() {

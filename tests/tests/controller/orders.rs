@@ -334,6 +334,14 @@ async fn an_edit_moves_the_copy_and_a_foreign_object_is_left_alone_a_113() -> Re
         .await?;
     corner.order("taken", "acme/tiny").await?;
     corner.reason("taken", "WorkloadReady", "NameTaken").await?;
+    // No watch sees what is not the platform's: the order comes back to it by itself.
+    corner
+        .api::<Service>()
+        .delete("taken", &DeleteParams::default())
+        .await?;
+    corner
+        .until::<StatefulSet>("taken", "exist once the name is free", |_| true)
+        .await?;
 
     corner.order("chat", "acme/tiny").await?;
     corner

@@ -136,12 +136,7 @@ async fn lead(
         stores: watched.stores.clone(),
         device_api,
         hub: Hub::new(options.hub.clone()).context("making the hub's client")?,
-        // Pods are reached without TLS, so no certificates are needed.
-        progress: reqwest::Client::builder()
-            .tls_certs_only([])
-            .no_proxy()
-            .build()
-            .context("making the client of downloads' progress")?,
+        progress: order::download::client().context("making the client of downloads' progress")?,
         recipes: options.recipes.clone(),
         settings: options.settings.clone(),
         recorder: recorder.clone(),

@@ -62,8 +62,10 @@ pub struct Stores {
     pub templates: Store<ResourceClaimTemplate>,
 }
 
-/// A facts request, and as whom it was made: one order's token opens nothing to another.
-type FactsKey = (ModelRequest, Option<(String, String)>);
+/// A facts request, the commit that an order is pinned to, and as whom it was made.
+/// Without the commit an order of today would get the branch as it was for another
+/// order long ago; one order's token opens nothing to another.
+type FactsKey = (ModelRequest, String, Option<(String, String)>);
 
 /// Shared by all reconciles.
 pub struct Context {

@@ -147,7 +147,6 @@ async fn facts(
         .and_then(|s| s.token_secret_ref.as_ref());
     let namespace = order.namespace().unwrap_or_default();
     let identity = reference.map(|r| (namespace.clone(), r.name.clone()));
-    let key = (request, identity);
     // A revision that was resolved for this very spec stays (equal on all copies).
     let status = order.status.as_ref();
     let pinned = status
@@ -155,9 +154,8 @@ async fn facts(
             s.observed_generation.is_some() && s.observed_generation == order.metadata.generation
         })
         .and_then(|s| s.model.as_ref()?.revision.clone());
-    if let Some(facts) = cx.recall_facts(&key)
-        && pinned.as_ref().is_none_or(|p| *p == facts.commit)
-    {
+    let key = |commit: &str| (request.clone(), commit.to_owned(), identity.clone());
+    if let Some(facts) = pinned.as_deref().and_then(|p| cx.recall_facts(&key(p))) {
         return Ok(Ok(facts));
     }
     let (token, unreadable) = match reference {
@@ -178,11 +176,11 @@ async fn facts(
     };
     let resolved = cx
         .hub
-        .resolve(&key.0, pinned.as_deref(), token.as_deref())
+        .resolve(&request, pinned.as_deref(), token.as_deref())
         .await;
     Ok(match resolved {
         Ok(facts) => {
-            cx.remember_facts(key, &facts);
+            cx.remember_facts(key(&facts.commit), &facts);
             Ok(facts)
         }
         Err(error) => {

@@ -137,15 +137,16 @@ impl Election {
     /// Waits until the Lease is ours, or until stopped: false.
     pub async fn acquire(&mut self, stop: &CancellationToken) -> bool {
         loop {
-            match self.attempt().await {
-                Ok(true) => {
+            match tokio::time::timeout(PERIOD * 2, self.attempt()).await {
+                Ok(Ok(true)) => {
                     info!(lease = self.name, identity = self.me, "Leading.");
                     return true;
                 }
-                Ok(false) => debug!(lease = self.name, "Another process leads."),
-                Err(error) => {
+                Ok(Ok(false)) => debug!(lease = self.name, "Another process leads."),
+                Ok(Err(error)) => {
                     warn!(lease = self.name, %error, "The lease can't be read or written.")
                 }
+                Err(_) => warn!(lease = self.name, "The lease's reading took too long."),
             }
             tokio::select! {
                 () = stop.cancelled() => return false,
@@ -166,8 +167,12 @@ impl Election {
                 }
                 () = tokio::time::sleep(PERIOD) => {}
             }
-            match tokio::time::timeout(PERIOD * 2, self.attempt()).await {
-                Ok(Ok(true)) => renewed = tokio::time::Instant::now(),
+            // The Lease counts from the write, which may be as early as its attempt; and
+            // no attempt may outlast the deadline.
+            let begun = tokio::time::Instant::now();
+            let until = (begun + PERIOD * 2).min(renewed + DEADLINE);
+            match tokio::time::timeout_at(until, self.attempt()).await {
+                Ok(Ok(true)) => renewed = begun,
                 Ok(Ok(false)) => {
                     warn!(lease = self.name, "Another process took the lease.");
                     return;
@@ -177,7 +182,7 @@ impl Election {
                 }
                 Err(_) => warn!(lease = self.name, "The lease's renewal took too long."),
             }
-            if renewed.elapsed() > DEADLINE {
+            if renewed.elapsed() >= DEADLINE {
                 warn!(
                     lease = self.name,
                     "The lease was not renewed in time; stepping down."
@@ -206,8 +211,8 @@ impl Election {
     }
 }
 
-/// Kept so that the margin between the two deadlines stays positive.
-const _: () = assert!(DEADLINE.as_secs() + 4 < DURATION.as_secs());
+/// The holder steps down at the latest a pause after its deadline; another waits longer.
+const _: () = assert!(DEADLINE.as_secs() + PERIOD.as_secs() < DURATION.as_secs());
 
 #[cfg(test)]
 mod tests {

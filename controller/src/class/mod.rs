@@ -21,7 +21,7 @@ use kube::api::{Patch, PatchParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType, Recorder};
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
 use std::sync::Arc;
 use std::time::Duration;
@@ -163,21 +163,8 @@ pub async fn reconcile(
         return Ok(Action::await_change());
     }
     let name = class.name_any();
-    let names = |v: Vec<String>| v;
-    let device_classes = names(
-        cx.device_classes
-            .state()
-            .iter()
-            .map(|c| c.name_any())
-            .collect(),
-    );
-    let storage_classes = names(
-        cx.storage_classes
-            .state()
-            .iter()
-            .map(|c| c.name_any())
-            .collect(),
-    );
+    let device_classes = names(&cx.device_classes);
+    let storage_classes = names(&cx.storage_classes);
     let cluster = Cluster {
         device_classes: &device_classes,
         storage_classes: &storage_classes,
@@ -306,12 +293,8 @@ pub fn error_policy(
     }
 }
 
-/// The class of an order.
-pub fn class_of(
-    order: &DeserializeGuard<InferenceService>,
-) -> Option<ObjectRef<DeserializeGuard<InferenceServiceClass>>> {
-    let order = order.0.as_ref().ok()?;
-    Some(ObjectRef::new(&order.spec.inference_service_class_name))
+fn names<K: Resource<DynamicType = ()> + Clone + 'static>(store: &Store<K>) -> Vec<String> {
+    store.state().iter().map(|o| o.name_any()).collect()
 }
 
 #[cfg(test)]

@@ -18,8 +18,7 @@ use crate::claims::{Claims, Loaded};
 use crate::events::NodeEvents;
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness};
-use crate::slices::StaticInstance;
-use crate::slices::publisher::Wanted;
+use crate::slices::{StaticInstance, Wanted};
 
 /// The first and the longest wait before NVML is loaded again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -137,7 +136,9 @@ impl Discovery {
                     }
                     known = Some(statics.clone());
                     self.report(&inventory, &mut reported).await;
-                    self.publish(Wanted { inventory, statics });
+                    let before = self.wanted.borrow().clone();
+                    let wanted = Wanted::new(inventory, statics);
+                    self.publish(wanted.keeping(before.as_deref()));
                 }
                 Err(reason) => {
                     let reason = format!("the GPUs cannot be read: {reason}");
@@ -167,7 +168,7 @@ impl Discovery {
         }
         if reasons != *reported {
             for reason in &reasons {
-                tracing::error!(reason, "A GPU cannot be read and is not published.");
+                tracing::error!(reason, "A GPU cannot be read; no new claim gets it.");
                 self.events.warn("GPUUnreadable", "Discover", reason).await;
             }
             if reported.is_empty() || reasons.is_empty() {
@@ -190,10 +191,7 @@ impl Discovery {
                 gpus: Vec::new(),
                 unreadable: Vec::new(),
             };
-            self.publish(Wanted {
-                inventory,
-                statics: BTreeSet::new(),
-            });
+            self.publish(Wanted::new(inventory, BTreeSet::new()));
         }
         let repeated = *said == failure.reason;
         said.clone_from(&failure.reason);

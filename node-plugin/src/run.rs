@@ -24,7 +24,8 @@ use crate::kubelet::Servers;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::readiness::{Part, Readiness};
-use crate::slices::publisher::{Publisher, Wanted};
+use crate::slices::Wanted;
+use crate::slices::publisher::Publisher;
 use crate::{DRIVER, admin, claims, kubelet};
 
 /// How long a read of a claim may take: the kubelet waits 45 s for the whole call.

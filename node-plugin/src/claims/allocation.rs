@@ -4,7 +4,7 @@
 //! devices in it, each with its base request. Never: another driver's results or
 //! configuration.
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
 use super::checkpoint::ClaimRef;
 use super::config;
@@ -74,17 +74,7 @@ pub fn read(
     claim: &ClaimRef,
     node: &str,
 ) -> Result<Vec<Allocated>, AllocationError> {
-    let found = object.metadata.uid.as_deref().unwrap_or_default();
-    if found != claim.uid {
-        return Err(AllocationError::Replaced {
-            found: found.to_owned(),
-        });
-    }
-    let allocation = object
-        .status
-        .as_ref()
-        .and_then(|status| status.allocation.as_ref());
-    let allocation = allocation.ok_or(AllocationError::NotAllocated)?;
+    let allocation = of_claim(object, claim)?;
     let Some(devices) = allocation.devices.as_ref() else {
         return Ok(Vec::new());
     };
@@ -137,4 +127,36 @@ pub fn read(
             })
         })
         .collect()
+}
+
+/// Why a claim cannot be in use on this node; `None` while it may be.
+#[must_use]
+pub fn why_unused(object: &ResourceClaim, claim: &ClaimRef, node: &str) -> Option<String> {
+    let allocation = match of_claim(object, claim) {
+        Ok(allocation) => allocation,
+        Err(error) => return Some(error.to_string()),
+    };
+    let mut results = allocation
+        .devices
+        .iter()
+        .flat_map(|devices| devices.results.iter().flatten());
+    let here = results.any(|result| result.driver == DRIVER && result.pool == node);
+    (!here).then(|| "it is allocated elsewhere now".to_owned())
+}
+
+/// The allocation of a claim, if the object is still the one that was meant.
+fn of_claim<'a>(
+    object: &'a ResourceClaim,
+    claim: &ClaimRef,
+) -> Result<&'a AllocationResult, AllocationError> {
+    let found = object.metadata.uid.as_deref().unwrap_or_default();
+    if found != claim.uid {
+        return Err(AllocationError::Replaced {
+            found: found.to_owned(),
+        });
+    }
+    let status = object.status.as_ref();
+    status
+        .and_then(|status| status.allocation.as_ref())
+        .ok_or(AllocationError::NotAllocated)
 }

@@ -75,8 +75,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Opens the folder, creating it if it is missing, and clears what an interrupted
-    /// write left.
+    /// Opens the folder, creating it if it is missing. What an interrupted write left is
+    /// hidden and stays: it may be another instance's write of this moment.
     ///
     /// # Errors
     /// When the folder cannot be made or read.

@@ -21,7 +21,7 @@ use super::checkpoint::{
 };
 use super::driver::{Driver, DriverError, NodeFiles};
 use super::hardware::{Hardware, HardwareError};
-use super::targets::{pci_of, plan, ready, refuse_overlap, release};
+use super::targets::{holder_of, pci_of, plan, ready, refuse_overlap, release};
 
 /// A step after which a crash must be survivable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -242,6 +242,12 @@ impl Core {
         }
         if record.boot_id != self.boot_id {
             refuse_overlap(&self.others(&record.claim.uid)?, &record)?;
+            // Written ahead of the hardware, as in prepare: a record of an earlier boot
+            // holds nothing, and a crash would leave an instance that nobody owns.
+            record.boot_id.clone_from(&self.boot_id);
+            if record.own_instances().next().is_some() {
+                self.checkpoints.write(&record)?;
+            }
         }
         self.act(hardware, driver_version, &mut record)?;
         Ok(record.devices)
@@ -301,7 +307,15 @@ impl Core {
     fn undo(&self, hardware: &dyn Hardware, record: &Record) -> Result<(), CoreError> {
         self.remove_cdi(&record.claim.uid)?;
         (self.after)(Step::CdiRemoved);
+        let others = match record.own_instances().next() {
+            Some(_) => self.others(&record.claim.uid)?,
+            None => Vec::new(),
+        };
         for device in &record.devices {
+            // Only after a reboot, which took ours: what sits there is the other claim's.
+            if holder_of(&others, &device.target).is_some() {
+                continue;
+            }
             release(hardware, device).map_err(|source| CoreError::Hardware {
                 device: device.device.clone(),
                 source,
@@ -416,7 +430,7 @@ impl Hardware for NoHardware {
 /// The answer to every hardware call while NVML is not loaded.
 #[must_use]
 pub fn unavailable() -> HardwareError {
-    HardwareError(
+    HardwareError::Failed(
         "NVML is not loaded on this node; /readyz of the node plugin says why, and the call is retried"
             .to_owned(),
     )

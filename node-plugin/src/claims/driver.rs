@@ -15,21 +15,6 @@ use gpu::{MigMinors, MigMinorsError};
 
 use super::checkpoint::{InstanceIds, Target};
 
-/// Where libraries are looked for below the driver root.
-pub const LIBRARY_FOLDERS: [&str; 10] = [
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/lib",
-    "lib",
-];
-/// The file name under which NVML is loaded.
-pub const NVML: &str = "libnvidia-ml.so.1";
 /// On the library path of CUDA images.
 const CONTAINER_LIBRARIES: &str = "/usr/local/nvidia/lib64";
 /// On the executable path of CUDA images.
@@ -144,15 +129,10 @@ impl Driver {
         }
     }
 
-    /// The folder that holds NVML, or the first that could.
-    #[must_use]
-    pub fn library_folder(&self) -> Option<PathBuf> {
-        let folders = LIBRARY_FOLDERS
-            .iter()
-            .map(|folder| self.roots.driver.join(folder));
-        folders
-            .into_iter()
-            .find(|folder| folder.join(NVML).exists())
+    /// The folder that holds NVML: the driver's other libraries lie beside it.
+    fn library_folder(&self) -> Option<PathBuf> {
+        let nvml = gpu::Library::InDriverRoot(self.roots.driver.clone()).locate();
+        nvml.ok()?.parent().map(Path::to_owned)
     }
 
     /// The nodes that every GPU container needs; those that a driver build does not
@@ -337,7 +317,11 @@ mod tests {
         fs::write(libraries.join("libcuda.so.580.82.07"), "").unwrap();
         std::os::unix::fs::symlink("libcuda.so.580.82.07", libraries.join("libcuda.so.1")).unwrap();
         fs::write(libraries.join("libnvidia-ml.so.580.82.07"), "").unwrap();
-        std::os::unix::fs::symlink("libnvidia-ml.so.580.82.07", libraries.join(NVML)).unwrap();
+        std::os::unix::fs::symlink(
+            "libnvidia-ml.so.580.82.07",
+            libraries.join("libnvidia-ml.so.1"),
+        )
+        .unwrap();
         fs::write(libraries.join("libcuda.so.550.1"), "").unwrap();
         fs::write(libraries.join("libc.so.6"), "").unwrap();
         fs::write(at.join("usr/bin/nvidia-smi"), "").unwrap();
@@ -348,6 +332,23 @@ mod tests {
             proc: at.join("proc"),
         };
         (folder, Driver::new(roots))
+    }
+
+    #[test]
+    fn libraries_are_mounted_from_whichever_folder_nvml_is_loaded_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let libraries = folder.path().join("usr/local/nvidia/lib64");
+        fs::create_dir_all(&libraries).unwrap();
+        for name in ["libnvidia-ml.so.1", "libcuda.so.580.82.07"] {
+            fs::write(libraries.join(name), "").unwrap();
+        }
+        let driver = Driver::new(Roots {
+            driver: folder.path().to_owned(),
+            host_driver: "/home/kubernetes/bin".into(),
+            dev: folder.path().join("dev"),
+            proc: folder.path().join("proc"),
+        });
+        assert_eq!(driver.driver_files("580.82.07").len(), 1);
     }
 
     fn partition(gpu_instance: u32) -> Target {

@@ -7,10 +7,16 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use gpu::{Gpu, Gpus, Inventory, MigInstance, PciAddress, Placement, Roots};
 
-/// A call to the GPUs that failed, with NVML's error in the text.
+/// A call to the GPUs that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct HardwareError(pub String);
+pub enum HardwareError {
+    /// NVML describes every GPU of the node, and this one is not among them.
+    #[error("there is no GPU at {0} on this node")]
+    Absent(PciAddress),
+    /// Anything else, with NVML's error in the text.
+    #[error("{0}")]
+    Failed(String),
+}
 
 /// The GPUs of this node. Implementations may be called from several threads at once;
 /// callers hold the GPU's lock for every call that changes it.
@@ -84,7 +90,7 @@ impl NvmlGpus {
 }
 
 fn failed(error: gpu::Error) -> HardwareError {
-    HardwareError(error.to_string())
+    HardwareError::Failed(error.to_string())
 }
 
 impl Hardware for NvmlGpus {
@@ -113,12 +119,11 @@ impl Hardware for NvmlGpus {
             .into_iter()
             .find(|gpu| gpu.pci == pci)
             .ok_or_else(|| {
-                let broken = if broken.is_empty() {
-                    String::new()
-                } else {
-                    format!(" (unreadable: {})", broken.join("; "))
-                };
-                HardwareError(format!("there is no GPU at {pci} on this node{broken}"))
+                let absent = HardwareError::Absent(pci);
+                if broken.is_empty() {
+                    return absent;
+                }
+                HardwareError::Failed(format!("{absent} (unreadable: {})", broken.join("; ")))
             })
     }
 

@@ -264,13 +264,18 @@ impl Claims {
         let this = self.clone();
         self.detached(claim, move |claim| async move {
             let held = this.lock(&claim, BTreeSet::new()).await?;
-            let core = this.core.clone();
-            let loaded = this.loaded.borrow().clone();
-            let uid = claim.uid.clone();
-            blocking(claim, held, move || {
-                core.unprepare(loaded.as_ref().map(|l| &*l.hardware), &uid)
-            })
-            .await
+            this.give_back(claim, held).await
+        })
+        .await
+    }
+
+    /// The steps of unprepare, behind the claim's locks.
+    async fn give_back(&self, claim: ClaimRef, held: Vec<Held>) -> Result<(), ClaimError> {
+        let core = self.core.clone();
+        let loaded = self.loaded.borrow().clone();
+        let uid = claim.uid.clone();
+        blocking(claim, held, move || {
+            core.unprepare(loaded.as_ref().map(|l| &*l.hardware), &uid)
         })
         .await
     }

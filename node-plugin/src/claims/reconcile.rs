@@ -4,7 +4,9 @@
 //! mended and said. Never: an administrator's MIG instance destroyed, and never one
 //! bad entry that keeps the others from being mended.
 
-use super::checkpoint::{CheckpointError, Record, Stage};
+use std::collections::BTreeSet;
+
+use super::checkpoint::{CheckpointError, ClaimRef, Record, Stage};
 use super::{ClaimError, Claims, Loaded, allocation};
 
 impl Claims {
@@ -45,27 +47,19 @@ impl Claims {
             Stage::PrepareStarted => {
                 // Behind the claim's lock: the other instance of a rolling update may
                 // be preparing it this moment, and then it has completed by now.
-                let held = self
-                    .lock(&record.claim, std::collections::BTreeSet::new())
-                    .await?;
+                let held = self.lock(&record.claim, BTreeSet::new()).await?;
                 let read = self.core.checkpoints.read(&record.claim.uid).ok().flatten();
                 if read.is_none_or(|now| now.stage != Stage::PrepareStarted) {
                     return Ok(());
                 }
                 tracing::warn!(claim = %record.claim, "An interrupted prepare is undone.");
-                let (core, uid) = (self.core.clone(), record.claim.uid.clone());
-                super::blocking(record.claim.clone(), held, move || {
-                    core.unprepare(loaded.as_ref().map(|l| &*l.hardware), &uid)
-                })
-                .await
+                self.give_back(record.claim.clone(), held).await
             }
             // After a reboot the kubelet prepares it again or the sweep forgets it.
             Stage::PrepareCompleted if record.boot_id != self.core.boot_id => Ok(()),
             Stage::PrepareCompleted => {
                 let Some(loaded) = loaded else { return Ok(()) };
-                let held = self
-                    .lock(&record.claim, std::collections::BTreeSet::new())
-                    .await?;
+                let held = self.lock(&record.claim, BTreeSet::new()).await?;
                 let (core, record) = (self.core.clone(), record.clone());
                 super::blocking(record.claim.clone(), held, move || {
                     // Containers restart in a living sandbox without another prepare,
@@ -108,28 +102,42 @@ impl Claims {
         let mut collected = 0;
         for record in records {
             let claim = record.claim.clone();
-            let reason = match self.source.get(&claim.namespace, &claim.name).await {
-                Err(_) => continue, // No answer is not an absence.
-                Ok(None) => "it does not exist any more".to_owned(),
-                Ok(Some(object)) => match allocation::read(&object, &claim, &self.node) {
-                    Err(
-                        error @ (allocation::AllocationError::Replaced { .. }
-                        | allocation::AllocationError::NotAllocated),
-                    ) => error.to_string(),
-                    // A configuration that is refused was so before it was prepared.
-                    Ok(_) | Err(_) => continue,
-                },
+            let Some(reason) = self.why_unused(&claim).await else {
+                continue;
             };
-            match self.unprepare(claim.clone()).await {
-                Ok(()) => {
+            match self.collect(claim.clone()).await {
+                Ok(true) => {
                     collected += 1;
                     tracing::info!(%claim, reason, "A claim that the kubelet forgot was unprepared.");
                 }
+                Ok(false) => {}
                 Err(error) => {
                     tracing::warn!(%error, reason, "A forgotten claim cannot be unprepared yet.");
                 }
             }
         }
         collected
+    }
+
+    /// Unprepares a claim that is not in use, which is asked once more behind its lock:
+    /// it may have been allocated and prepared anew since.
+    async fn collect(&self, claim: ClaimRef) -> Result<bool, ClaimError> {
+        let this = self.clone();
+        self.detached(claim, move |claim| async move {
+            let held = this.lock(&claim, BTreeSet::new()).await?;
+            if this.why_unused(&claim).await.is_none() {
+                return Ok(false);
+            }
+            this.give_back(claim, held).await.map(|()| true)
+        })
+        .await
+    }
+
+    async fn why_unused(&self, claim: &ClaimRef) -> Option<String> {
+        match self.source.get(&claim.namespace, &claim.name).await {
+            Err(_) => None, // No answer is not an absence.
+            Ok(None) => Some("it does not exist any more".to_owned()),
+            Ok(Some(object)) => allocation::why_unused(&object, claim, &self.node),
+        }
     }
 }

@@ -37,21 +37,24 @@ pub(super) fn plan(
             uuid: gpu.uuid.clone(),
             minor: gpu.minor,
         },
-        Named::Partition(gpu, profile, placement) => Target::Partition {
-            pci: gpu.pci,
-            uuid: gpu.uuid.clone(),
-            minor: gpu.minor,
-            profile: profile.name.clone(),
-            profile_id: profile.id,
-            placement,
-            // Nobody holds it (that is checked next), and it is there: an
-            // administrator's.
-            adopted: gpu
+        Named::Partition(gpu, profile, placement) => {
+            let exists = gpu
                 .instances
                 .iter()
-                .any(|i| i.profile_id == profile.id && i.placement == placement),
-            instance: None,
-        },
+                .any(|i| i.profile_id == profile.id && i.placement == placement);
+            Target::Partition {
+                pci: gpu.pci,
+                uuid: gpu.uuid.clone(),
+                minor: gpu.minor,
+                profile: profile.name.clone(),
+                profile_id: profile.id,
+                placement,
+                // Nobody holds it (that is checked next), and it is there: an
+                // administrator's. Administrative access looks on and owns nothing.
+                adopted: exists || wanted.admin_access,
+                instance: None,
+            }
+        }
     };
     // An instance in the way that another claim holds is that claim's to report.
     if !wanted.admin_access && holder_of(others, &target).is_none() {
@@ -110,7 +113,7 @@ pub(super) fn refuse_overlap(others: &[Arc<Record>], record: &Record) -> Result<
 }
 
 /// Which other claim holds hardware that overlaps.
-fn holder_of<'a>(
+pub(super) fn holder_of<'a>(
     others: &'a [Arc<Record>],
     target: &Target,
 ) -> Option<(&'a ClaimRef, &'a PreparedDevice)> {
@@ -140,6 +143,10 @@ pub(super) fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Res
         source,
     };
     let gpu = hardware.gpu(device.target.pci()).map_err(failed)?;
+    if device.admin_access {
+        watch(&mut device.target, &gpu);
+        return Ok(());
+    }
     match &mut device.target {
         Target::Whole { pci, minor, .. } => {
             *minor = gpu.minor; // It may differ after a reboot.
@@ -149,7 +156,7 @@ pub(super) fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Res
                     pci: *pci,
                 });
             }
-            if gpu.mig != MigMode::Unsupported && !device.admin_access {
+            if gpu.mig != MigMode::Unsupported {
                 hardware.disable_mig(*pci).map_err(failed)?;
             }
         }
@@ -187,6 +194,34 @@ pub(super) fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Res
     Ok(())
 }
 
+/// Administrative access changes nothing on the hardware: a partition that exists is
+/// opened, one that does not stands for its GPU, whose device node is all there is.
+fn watch(target: &mut Target, gpu: &Gpu) {
+    if let Target::Partition {
+        profile_id,
+        placement,
+        minor,
+        instance,
+        ..
+    } = target
+    {
+        let there = gpu
+            .instances
+            .iter()
+            .find(|i| i.profile_id == *profile_id && i.placement == *placement);
+        if let Some(found) = there.and_then(ids) {
+            *minor = gpu.minor;
+            *instance = Some(found);
+            return;
+        }
+    }
+    *target = Target::Whole {
+        pci: gpu.pci,
+        uuid: gpu.uuid.clone(),
+        minor: gpu.minor,
+    };
+}
+
 fn ids(instance: &MigInstance) -> Option<InstanceIds> {
     instance
         .compute_instances
@@ -214,7 +249,11 @@ pub(super) fn release(
     else {
         return Ok(());
     };
-    let gpu = hardware.gpu(*pci)?;
+    let gpu = match hardware.gpu(*pci) {
+        // Its instances went with it, and the pod has to be able to end.
+        Err(HardwareError::Absent(_)) => return Ok(()),
+        gpu => gpu?,
+    };
     let ours = gpu
         .instances
         .iter()

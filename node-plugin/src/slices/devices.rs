@@ -14,9 +14,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpu::{Gpu, Inventory, MigMode, MigProfile, Placement};
 use k8s_openapi::api::resource::v1::{
     Counter, CounterSet, Device, DeviceAttribute, DeviceCapacity, DeviceCounterConsumption,
+    DeviceTaint,
 };
 
 use super::{StaticInstance, View, names, quantity};
+
+/// The key of the taint on devices of a GPU that cannot be read.
+const UNREADABLE: &str = "gpu.ai.deckhouse.io/unreadable";
 
 /// The longest string value that an attribute may have.
 const MAX_VALUE: usize = 64;
@@ -31,6 +35,21 @@ pub(super) struct Published {
     /// In order of preference.
     pub(super) partitions: Vec<Device>,
     pub(super) whole: Option<Device>,
+}
+
+impl Published {
+    /// The same, for a GPU that cannot be read: no new claim gets its devices.
+    pub(super) fn tainted(mut self) -> Self {
+        for device in self.partitions.iter_mut().chain(self.whole.as_mut()) {
+            device.taints = Some(vec![DeviceTaint {
+                key: UNREADABLE.to_owned(),
+                value: None,
+                effect: "NoSchedule".to_owned(),
+                time_added: None, // The API server's.
+            }]);
+        }
+        self
+    }
 }
 
 /// The devices of one GPU.

@@ -1,7 +1,7 @@
 //! What a node offers: inventory in, ResourceSlices out.
 //!
-//! In: an [`Inventory`], which MIG instances belong to an administrator, and whether
-//! the API server keeps partitionable devices. Out: the content of the node's one
+//! In: what is [`Wanted`] (GPUs, administrators' MIG instances), and whether the API
+//! server keeps partitionable devices. Out: the content of the node's one
 //! pool, within the API's limits (8 counter sets in a slice, 64 devices where
 //! counters are consumed and 128 where not; `api/resource/v1/types.go` of Kubernetes
 //! 1.37). The same inventory always gives the same slices: preparing a claim creates
@@ -29,14 +29,14 @@ pub mod names;
 mod plan;
 pub mod publisher;
 mod quantity;
+mod wanted;
 
-use std::collections::BTreeSet;
-
-use gpu::{Inventory, PciAddress, Placement};
+use gpu::{PciAddress, Placement};
 use k8s_openapi::api::resource::v1::{CounterSet, Device};
 
 pub use layout::resource_slice;
 pub use plan::{Write, plan_writes};
+pub use wanted::Wanted;
 
 /// A MIG instance that exists and that no claim of ours created: an administrator's.
 /// It is published as it is and never destroyed; what overlaps it is not offered.
@@ -72,15 +72,20 @@ pub enum SliceContent {
 
 /// The content of the node's pool, slice by slice.
 #[must_use]
-pub fn pool(
-    inventory: &Inventory,
-    statics: &BTreeSet<StaticInstance>,
-    view: View,
-) -> Vec<SliceContent> {
+pub fn pool(wanted: &Wanted, view: View) -> Vec<SliceContent> {
+    let inventory = &wanted.inventory;
     let published: Vec<_> = inventory
         .gpus
         .iter()
-        .map(|gpu| devices::of_gpu(inventory, gpu, statics, view))
+        .map(|gpu| {
+            let published = devices::of_gpu(inventory, gpu, &wanted.statics, view);
+            // A server that drops counters drops taints too.
+            if view == View::Full && wanted.unreadable.contains(&gpu.pci) {
+                published.tainted()
+            } else {
+                published
+            }
+        })
         .collect();
     layout::arrange(published)
 }

@@ -8,16 +8,15 @@
 //! 30 s, and anybody may delete one by hand: the watch shows it and they are back
 //! within a second.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, pin_mut};
-use gpu::Inventory;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Counter, CounterSet, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -26,7 +25,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::layout::resource_slice;
-use super::{SliceContent, StaticInstance, View, Write, plan_writes, pool};
+use super::{SliceContent, View, Wanted, Write, plan_writes, pool};
 use crate::DRIVER;
 use crate::events::NodeEvents;
 use crate::metrics::{Metrics, Outcome};
@@ -39,15 +38,6 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// How often a server that dropped fields is asked again: it may have been upgraded.
 const ASK_AGAIN: Duration = Duration::from_secs(600);
 
-/// What should be published.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Wanted {
-    /// The GPUs.
-    pub inventory: Inventory,
-    /// The MIG instances of administrators.
-    pub statics: BTreeSet<StaticInstance>,
-}
-
 /// What a publisher works with.
 pub struct Publisher {
     client: Client,
@@ -59,6 +49,8 @@ pub struct Publisher {
     owner: Option<OwnerReference>,
     view: Option<(View, Instant)>,
     observed: BTreeMap<String, ResourceSlice>,
+    /// The watch failed: what was observed may be old.
+    in_doubt: bool,
     last_generation: i64,
 }
 
@@ -67,6 +59,11 @@ pub struct Publisher {
 enum PublishError {
     #[error("cannot read Node {node}: {source}")]
     Node {
+        node: String,
+        source: Box<kube::Error>,
+    },
+    #[error("cannot list the ResourceSlices of node {node}: {source}")]
+    List {
         node: String,
         source: Box<kube::Error>,
     },
@@ -104,15 +101,15 @@ impl Publisher {
             owner: None,
             view: None,
             observed: BTreeMap::new(),
+            in_doubt: false,
             last_generation: 0,
         }
     }
 
     /// Publishes until it is stopped.
     pub async fn run(mut self, stop: CancellationToken) {
-        let selector = format!("spec.nodeName={},spec.driver={DRIVER}", self.node);
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
-        let config = watcher::Config::default().fields(&selector);
+        let config = watcher::Config::default().fields(&self.selector());
         let events = watcher(api, config)
             .modify(|slice| slice.metadata.managed_fields = None)
             .default_backoff();
@@ -148,6 +145,9 @@ impl Publisher {
                         let reason = format!("cannot watch this node's ResourceSlices: {error}");
                         tracing::warn!("{reason}.");
                         self.readiness.not_ready(Part::Slices, &reason);
+                        self.in_doubt = true;
+                        let later = Instant::now() + RETRY.0;
+                        due = Some(due.map_or(later, |at| at.min(later)));
                     }
                     None => return,
                 },
@@ -228,8 +228,11 @@ impl Publisher {
         if self.owner.is_none() {
             self.owner = Some(self.node_owner().await?);
         }
+        if self.in_doubt {
+            self.look().await?;
+        }
         let view = self.choose_view(&wanted).await?;
-        let content = pool(&wanted.inventory, &wanted.statics, view);
+        let content = pool(&wanted, view);
         let writes = plan_writes(
             &content,
             &self.observed,
@@ -261,6 +264,31 @@ impl Publisher {
             .view
             .filter(|(view, _)| *view == View::Reduced)
             .map(|(_, until)| until))
+    }
+
+    /// Lists what is there. A watch that failed resumes without a word, and may never say
+    /// one in an unchanged world; a list that is answered ends the doubt.
+    async fn look(&mut self) -> Result<(), PublishError> {
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        let params = ListParams::default().fields(&self.selector());
+        let list = api
+            .list(&params)
+            .await
+            .map_err(|source| PublishError::List {
+                node: self.node.clone(),
+                source: Box::new(source),
+            })?;
+        let slices = list.items.into_iter().map(|mut slice| {
+            slice.metadata.managed_fields = None;
+            (slice.name_any(), slice)
+        });
+        self.observed = slices.collect();
+        self.in_doubt = false;
+        Ok(())
+    }
+
+    fn selector(&self) -> String {
+        format!("spec.nodeName={},spec.driver={DRIVER}", self.node)
     }
 
     async fn write(&mut self, write: Write) -> Result<(), PublishError> {
@@ -303,11 +331,11 @@ impl Publisher {
         {
             return Ok(view);
         }
-        let full = pool(&wanted.inventory, &wanted.statics, View::Full);
-        if !full
+        let full = pool(wanted, View::Full);
+        let has_counters = full
             .iter()
-            .any(|slice| matches!(slice, SliceContent::Counters(_)))
-        {
+            .any(|slice| matches!(slice, SliceContent::Counters(_)));
+        if !has_counters && wanted.unreadable.is_empty() {
             return Ok(View::Full); // Nothing that could be dropped; ask when there is.
         }
         let one = Counter {

@@ -192,7 +192,7 @@ async fn after_a_reboot_a_claim_gets_its_instance_and_cdi_file_back() {
     let node = TestNode::new("h100-80gb-8");
     let claim = node.claim("order-0", "uid-1", &[&node.device(0, "1g10gb-6")]);
     let before = node.plugin().prepare(claim.clone()).await.unwrap();
-    reboot(&node);
+    node.reboot();
     assert_eq!(node.instances(), 0);
 
     let plugin = node.plugin();
@@ -210,18 +210,13 @@ async fn a_claim_from_before_a_reboot_does_not_block_its_device() {
     let device = node.device(0, "1g10gb-6");
     let old = node.claim("old", "uid-1", &[&device]);
     node.plugin().prepare(old.clone()).await.unwrap();
-    reboot(&node);
+    node.reboot();
 
     let plugin = node.plugin();
     let new = node.claim("new", "uid-2", &[&device]);
     plugin.prepare(new).await.unwrap();
     let error = plugin.prepare(old).await.unwrap_err().to_string();
     assert!(error.contains("team/new"), "{error}");
-}
-
-fn reboot(node: &TestNode) {
-    node.boot("second");
-    std::fs::remove_file(node.path("driver/state.json")).unwrap();
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use node_plugin::claims::core::{Step, StepHook};
 use crate::node::TestNode;
 
 /// Dies at a step, as a killed process would: nothing after it runs, locks are freed.
-fn dies_at(step: Step) -> StepHook {
+pub(crate) fn dies_at(step: Step) -> StepHook {
     Arc::new(move |reached| assert!(reached != step, "the process dies here"))
 }
 

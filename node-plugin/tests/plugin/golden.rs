@@ -3,17 +3,14 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use node_plugin::slices::{View, pool, resource_slice};
+use node_plugin::slices::{View, Wanted, pool, resource_slice};
 
 use crate::node::{NODE, TestNode, repository, topologies};
 
 /// The slices that a node of a topology publishes at first.
 pub(crate) fn slices(topology: &str) -> Vec<ResourceSlice> {
-    let content = pool(
-        &TestNode::new(topology).inventory(),
-        &BTreeSet::new(),
-        View::Full,
-    );
+    let inventory = TestNode::new(topology).inventory();
+    let content = pool(&Wanted::new(inventory, BTreeSet::new()), View::Full);
     content
         .iter()
         .enumerate()

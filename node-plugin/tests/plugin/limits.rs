@@ -6,7 +6,7 @@ use gpu::{Inventory, PciAddress};
 use k8s_openapi::api::resource::v1::{CounterSet, Device};
 use node_plugin::claims::hardware::Hardware;
 use node_plugin::slices::names::{Named, resolve};
-use node_plugin::slices::{SliceContent, StaticInstance, View, pool};
+use node_plugin::slices::{SliceContent, StaticInstance, View, Wanted, pool};
 
 use crate::node::{TestNode, topologies};
 
@@ -21,8 +21,12 @@ fn split(content: &[SliceContent]) -> (Vec<&[CounterSet]>, Vec<&[Device]>) {
     (counters, devices)
 }
 
+fn unclaimed(inventory: Inventory) -> Wanted {
+    Wanted::new(inventory, BTreeSet::new())
+}
+
 fn published(inventory: &Inventory) -> Vec<SliceContent> {
-    pool(inventory, &BTreeSet::new(), View::Full)
+    pool(&unclaimed(inventory.clone()), View::Full)
 }
 
 fn is_dns_label(name: &str) -> bool {
@@ -47,7 +51,9 @@ fn assert_within_limits(content: &[SliceContent]) {
     }
     let mut names = BTreeSet::new();
     for slice in devices {
-        let advanced = slice.iter().any(|d| d.consumes_counters.is_some());
+        let advanced = slice
+            .iter()
+            .any(|d| d.consumes_counters.is_some() || d.taints.is_some());
         assert!(
             slice.len() <= if advanced { 64 } else { 128 },
             "{}",
@@ -248,7 +254,7 @@ fn an_administrators_instance_is_published_and_what_overlaps_it_is_not() {
         placement: made.placement,
     }]);
     let inventory = hardware.inventory().unwrap();
-    let content = pool(&inventory, &statics, View::Full);
+    let content = pool(&Wanted::new(inventory, statics), View::Full);
     assert_within_limits(&content);
     let (_, devices) = split(&content);
     let names: BTreeSet<&str> = devices
@@ -269,7 +275,7 @@ fn an_administrators_instance_is_published_and_what_overlaps_it_is_not() {
 #[test]
 fn without_counters_only_devices_that_cannot_overlap_are_offered() {
     let node = TestNode::new("h100-80gb-8");
-    let content = pool(&node.inventory(), &BTreeSet::new(), View::Reduced);
+    let content = pool(&unclaimed(node.inventory()), View::Reduced);
     assert_within_limits(&content);
     let (counters, devices) = split(&content);
     assert!(counters.is_empty());
@@ -295,4 +301,58 @@ fn preparing_changes_nothing_that_is_published() {
     let after = hardware.inventory().unwrap();
     assert_ne!(before, after);
     assert_eq!(published(&before), published(&after));
+}
+
+#[test]
+fn a_gpu_that_becomes_unreadable_keeps_its_devices_under_a_taint_until_it_is_read_again() {
+    for topology in ["h100-80gb-8", "t4-1"] {
+        let before = unclaimed(TestNode::new(topology).inventory());
+        let mut inventory = before.inventory.clone();
+        let lost = inventory.gpus.remove(0);
+        let after = unclaimed(inventory.clone()).keeping(Some(&before));
+        // Also the second time: what was kept is kept on.
+        let after = unclaimed(inventory).keeping(Some(&after));
+        let content = pool(&after, View::Full);
+        assert_within_limits(&content);
+        let (counters, devices) = split(&content);
+        let whole = pool(&before, View::Full);
+        let (counters_before, devices_before) = split(&whole);
+        assert_eq!(counters, counters_before);
+        let pairs = devices.concat().into_iter().zip(devices_before.concat());
+        let name = format!("gpu-{}", lost.pci.dns_label());
+        for (mut device, was) in pairs {
+            let taints = device.taints.take().unwrap_or_default();
+            let keys: Vec<&str> = taints.iter().map(|taint| taint.key.as_str()).collect();
+            if device.name.starts_with(&name) {
+                assert_eq!(keys, ["gpu.ai.deckhouse.io/unreadable"], "{}", device.name);
+                assert_eq!(taints[0].effect, "NoSchedule");
+            } else {
+                assert!(keys.is_empty(), "{}", device.name);
+            }
+            assert_eq!(device, was);
+        }
+        assert_eq!(before.clone().keeping(Some(&after)), before);
+    }
+}
+
+#[test]
+fn an_administrators_instance_on_an_unreadable_gpu_keeps_its_place() {
+    let inventory = TestNode::new("h100-80gb-8").inventory();
+    let gpu = &inventory.gpus[0];
+    let statics = BTreeSet::from([StaticInstance {
+        pci: gpu.pci,
+        profile_id: gpu.profiles[0].id,
+        placement: gpu.profiles[0].placements[0],
+    }]);
+    let before = Wanted::new(inventory.clone(), statics.clone());
+    let mut rest = inventory;
+    rest.gpus.remove(0);
+    let after = unclaimed(rest).keeping(Some(&before));
+    assert_eq!(after.statics, statics);
+    let names = |wanted| -> Vec<String> {
+        let content = pool(wanted, View::Reduced);
+        let (_, devices) = split(&content);
+        devices.concat().into_iter().map(|d| d.name).collect()
+    };
+    assert_eq!(names(&after), names(&before));
 }

@@ -12,3 +12,4 @@ mod kubelet;
 mod limits;
 mod node;
 mod server;
+mod unlucky;

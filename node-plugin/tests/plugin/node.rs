@@ -127,6 +127,12 @@ impl TestNode {
         std::fs::remove_dir_all(self.path("cdi")).ok();
     }
 
+    /// A reboot takes the MIG instances too.
+    pub(crate) fn reboot(&self) {
+        self.boot("second");
+        std::fs::remove_file(self.path("driver/state.json")).unwrap();
+    }
+
     /// The GPUs, through the fake library.
     pub(crate) fn hardware(&self) -> Arc<NvmlGpus> {
         let root = self.path("driver");
@@ -199,7 +205,21 @@ impl TestNode {
         devices: &[&str],
         config: &Value,
     ) -> ClaimRef {
-        let object = claim_object(name, uid, devices, config);
+        self.put(name, uid, claim_object(name, uid, devices, config))
+    }
+
+    /// The same for administrative access.
+    pub(crate) fn admin_claim(&self, name: &str, uid: &str, devices: &[&str]) -> ClaimRef {
+        let mut object = claim_object(name, uid, devices, &json!([]));
+        let allocation = object.status.as_mut().unwrap().allocation.as_mut().unwrap();
+        let results = allocation.devices.as_mut().unwrap().results.as_mut();
+        for result in results.unwrap() {
+            result.admin_access = Some(true);
+        }
+        self.put(name, uid, object)
+    }
+
+    fn put(&self, name: &str, uid: &str, object: ResourceClaim) -> ClaimRef {
         let key = ("team".to_owned(), name.to_owned());
         self.claims.claims.lock().unwrap().insert(key, object);
         ClaimRef {

@@ -14,7 +14,7 @@ use crate::report::{Comparison, Figure, Row};
 use crate::topology;
 
 /// Rounds, unless told otherwise.
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 5;
 /// Devices of either driver, which are the GPUs of the topology.
 const DEVICES: u32 = 8;
 /// Pairs of prepare and unprepare.

@@ -144,7 +144,9 @@ fn pod(suffix: &str, node: &str, image: &str, class: Option<&str>) -> Result<Pod
         "metadata": {"name": format!("bench-{suffix}")},
         "spec": {
             "nodeSelector": {"kubernetes.io/hostname": node},
-            "terminationGracePeriodSeconds": 0,
+            // Not 0: that deletes the pod, and gives its device to the next one, before the kubelet
+            // has ended it.
+            "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "sleep",
                 "image": image,

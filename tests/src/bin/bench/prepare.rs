@@ -19,7 +19,7 @@ use crate::report::{Comparison, Figure, Row};
 use crate::topology;
 
 /// Rounds that count, unless told otherwise.
-const ROUNDS: u32 = 8;
+const ROUNDS: u32 = 12;
 /// Rounds before them, which do not.
 const WARM_UP: u32 = 2;
 /// Calls one after the other that a driver gets in a round.

@@ -11,10 +11,13 @@ use e2e::kubelet::Kubelet;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
 use kubelet_api::dra::v1::Claim;
 use node_plugin::options::Options;
 use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -75,7 +78,7 @@ impl Running {
 
     async fn get(&self, path: &str) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let Ok(mut stream) = tokio::net::TcpStream::connect(self.admin).await else {
+        let Ok(mut stream) = TcpStream::connect(self.admin).await else {
             return String::new();
         };
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -343,4 +346,63 @@ async fn a_second_instance_is_ready_beside_the_first_and_publishes_when_that_end
         .unwrap();
     wait_for(&client, name, |slices| slices.len() == before.len()).await;
     new.stop().await;
+}
+
+/// A road to the API server that can be closed: connections end, new ones too.
+async fn road(to: String) -> (SocketAddr, watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, open) = watch::channel(true);
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let (mut open, to) = (open.clone(), to.clone());
+            tokio::spawn(async move {
+                if !*open.borrow() {
+                    return;
+                }
+                let mut far = TcpStream::connect(to).await.unwrap();
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                    _ = open.wait_for(|open| !open) => {}
+                }
+            });
+        }
+    });
+    (address, sender)
+}
+
+#[tokio::test]
+async fn an_api_server_that_was_away_leaves_no_doubt_behind_when_nothing_changed() {
+    let plane = ControlPlane::shared().unwrap();
+    let direct = client();
+    create_node(&direct, "remote").await;
+    let kubeconfig = Kubeconfig::read_from(plane.kubeconfig()).unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .unwrap();
+    let to = config.cluster_url.authority().unwrap().to_string();
+    let (address, open) = road(to).await;
+    config.cluster_url = format!("https://{address}").parse().unwrap();
+    let node = TestNode::new("t4-1");
+    let running = Running::start(&node, "remote", Client::try_from(config).unwrap());
+    let kubelet = Kubelet::new(node.path("r"));
+    kubelet
+        .register("gpu.ai.deckhouse.io", LIMIT)
+        .await
+        .unwrap();
+    wait_until_ready(&running).await;
+
+    open.send_replace(false);
+    let deadline = Instant::now() + LIMIT;
+    let mut answer = String::new();
+    while !answer.contains("slices: ") {
+        assert!(Instant::now() < deadline, "{answer}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        answer = running.get("/readyz").await;
+    }
+    let before = versions(&slices_of(&direct, "remote").await);
+    open.send_replace(true);
+    wait_until_ready(&running).await;
+    assert_eq!(versions(&slices_of(&direct, "remote").await), before);
+    running.stop().await;
 }

@@ -11,7 +11,7 @@ use crate::vocabulary::documented;
 documented! {
     /// Conditions of an order, in the order in which they are decided.
     OrderCondition {
-        ClassResolved: "The class that the order names exists, is ready, and admits the order's namespace." => "Read the reason: name another class, or ask the administrator.",
+        ClassResolved: "The class that the order names exists and admits the order's namespace." => "Read the reason: name another class, or ask the administrator.",
         ModelResolved: "The model's source was reached, the model is known, and its contract is decided." => "Read the reason: it names the source and what was wrong with it.",
         Planned: "A placement was found that holds the model within the class's bounds." => "Read the message: it says what was searched and what is missing.",
         RuntimeCurrent: "All copies serve by the current description, on the shipped runtime release." => "Nothing, if the copies may stay as they are; edit the order to move them all.",

@@ -10,7 +10,7 @@ documented! {
     /// Reasons of an order's conditions.
     OrderReason {
         // ClassResolved.
-        ClassResolved: "The class exists, is ready and admits the order's namespace." => "",
+        ClassResolved: "The class exists and admits the order's namespace." => "",
         ClassNotFound: "No InferenceServiceClass has the name that the order gives." => "Correct spec.inferenceServiceClassName, or ask the administrator which classes there are.",
         ClassNotReady: "The class exists but is not validated or not ready, so nothing can be served under it." => "Ask the administrator to look at the class's conditions; the order goes on by itself when they are met.",
         NamespaceNotAllowed: "The class does not admit orders of this namespace. Copies that serve already keep serving." => "Order under another class, or ask the administrator to add the namespace to the class.",

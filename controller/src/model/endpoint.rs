@@ -121,7 +121,8 @@ pub fn check_path(path: &str) -> Result<(), String> {
         !s.is_empty()
             && s != "."
             && s != ".."
-            && s.len() <= 255
+            // A file system's 255 bytes, less what the download appends while it runs.
+            && s.len() <= 240
             && !s.chars().any(|c| c.is_control() || c == '\\')
     };
     if path.len() <= 1024 && path.split('/').all(segment) {

@@ -17,6 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const MAX_SIDE_FILE: u64 = 256 << 20;
 /// More files than any model of today has; the list travels in the pod's specification.
 pub(crate) const MAX_FILES: usize = 400;
+/// The list's own length as JSON: a variable of a process holds 128 KiB at most.
+const MAX_LIST_BYTES: usize = 100 << 10;
 
 /// One entry of a hub's file list.
 #[derive(Clone, Debug, Deserialize)]
@@ -134,6 +136,12 @@ pub(crate) fn choose(entries: &[Entry], wanted: Option<&str>) -> Result<Chosen, 
     if chosen.weights.len() + chosen.side.len() > MAX_FILES {
         return Err(unsupported(format!(
             "the model consists of more than {MAX_FILES} files"
+        )));
+    }
+    let list: Vec<&ModelFile> = chosen.side.iter().chain(&chosen.weights).collect();
+    if serde_json::to_vec(&list).map_or(usize::MAX, |l| l.len()) > MAX_LIST_BYTES {
+        return Err(unsupported(format!(
+            "the list of its files is longer than {MAX_LIST_BYTES} bytes"
         )));
     }
     Ok(chosen)
@@ -460,6 +468,17 @@ mod tests {
     fn what_is_no_model_is_refused_with_what_it_holds(#[case] held: &[&str], #[case] says: &str) {
         let error = choose(&entries(held), None).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
+    }
+
+    #[test]
+    fn a_list_that_no_pod_could_be_told_is_refused() {
+        let long = |n: usize| format!("{}-{n:05}-of-00300.gguf", "x".repeat(200));
+        let paths: Vec<String> = (1..=300)
+            .map(|n| format!("{}/{}", "d".repeat(200), long(n)))
+            .collect();
+        let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+        let error = choose(&entries(&paths), None).unwrap_err().to_string();
+        assert!(error.contains("longer than"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use super::build::Decision;
 use super::{Context, Refusal};
-use inference_api::{InferenceService, InferenceServiceStatus, OrderCondition, OrderEvent};
+use inference_api::{
+    InferenceService, InferenceServiceStatus, OrderCondition, OrderEvent, OrderReason,
+};
 use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
 use tracing::warn;
@@ -62,6 +64,25 @@ pub fn between(
         }
         _ => {}
     }
+    // What the download left as its last words is on this condition alone.
+    let failed = |s: &InferenceServiceStatus| {
+        let c = OrderCondition::WorkloadReady.find(&s.conditions)?.clone();
+        let word = OrderReason::parse(&c.reason)?;
+        matches!(
+            word,
+            OrderReason::DownloadFailed
+                | OrderReason::InsufficientStorage
+                | OrderReason::AccessDenied
+                | OrderReason::ModelFilesInvalid
+                | OrderReason::ModelSourceNotFound
+        )
+        .then_some(c)
+    };
+    if let Some(c) = failed(new)
+        && failed(old).is_none_or(|was| was.reason != c.reason)
+    {
+        events.push((OrderEvent::DownloadFailed, c.message));
+    }
     let kept =
         |s: &InferenceServiceStatus| s.storage.as_ref().and_then(|s| s.kept_in_spite_of.clone());
     if let Some(class) = kept(new)
@@ -97,14 +118,14 @@ pub fn between(
             format!("the endpoint answers at {address}"),
         ));
     }
-    let held = inference_api::OrderReason::ReplicasHeldOnPreviousRuntime.as_str();
+    let held = OrderReason::ReplicasHeldOnPreviousRuntime.as_str();
     if let Some(c) = OrderCondition::RuntimeCurrent.find(&new.conditions)
         && c.reason == held
         && !was(held)
     {
         events.push((OrderEvent::ReplicasHeldOnPreviousRuntime, c.message.clone()));
     }
-    if decision.rebuild && !was(inference_api::OrderReason::WorkloadRebuilding.as_str()) {
+    if decision.rebuild && !was(OrderReason::WorkloadRebuilding.as_str()) {
         events.push((
             OrderEvent::WorkloadRebuilding,
             "the volume is too small for the model; the copies are raised anew".into(),
@@ -189,8 +210,29 @@ mod tests {
     }
 
     #[test]
+    fn a_download_that_failed_is_told_until_it_fails_otherwise() {
+        use inference_api::set_condition;
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            k8s_openapi::jiff::Timestamp::now(),
+        );
+        let status = |reason| {
+            let mut status = InferenceServiceStatus::default();
+            let update = OrderCondition::WorkloadReady.unmet(reason, "chat-0: words");
+            set_condition(&mut status.conditions, update, Some(1), &now);
+            status
+        };
+        let broken = status(OrderReason::DownloadFailed);
+        let coming = status(OrderReason::ModelDownloading);
+        assert_eq!(names(&coming, &broken), [OrderEvent::DownloadFailed]);
+        assert!(names(&broken, &broken).is_empty());
+        let full = status(OrderReason::InsufficientStorage);
+        assert_eq!(names(&broken, &full), [OrderEvent::DownloadFailed]);
+        assert!(names(&broken, &coming).is_empty());
+    }
+
+    #[test]
     fn what_the_api_server_refuses_is_told_once() {
-        use inference_api::{OrderReason, set_condition};
+        use inference_api::set_condition;
         let refusal = Refusal::new(
             OrderCondition::WorkloadReady,
             OrderReason::NameTaken,

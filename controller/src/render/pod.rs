@@ -130,6 +130,12 @@ fn plain(name: &str, value: impl Into<String>) -> EnvVar {
     }
 }
 
+/// A text that others chose, for an argument or a variable: the kubelet would put
+/// variables, and so the endpoint's token, in the place of `$(NAME)`.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
 fn secret(name: &str, secret: &str, key: &str, optional: bool) -> EnvVar {
     EnvVar {
         name: name.to_owned(),
@@ -174,7 +180,7 @@ fn fetch(input: &Input<'_>) -> Container {
     // A specification is plain data; it always serializes.
     let json = serde_json::to_string(&spec).unwrap_or_default();
     let mut env = vec![
-        plain("AI_INFERENCE_FETCH_SPEC", json),
+        plain("AI_INFERENCE_FETCH_SPEC", literal(&json)),
         plain("AI_INFERENCE_FETCH_TARGET", MODELS),
     ];
     let source = input.order.spec.model.hugging_face.as_ref();
@@ -311,7 +317,10 @@ fn arguments(input: &Input<'_>) -> Vec<String> {
     ]
     .into();
     if let Some(file) = &facts.entry_file {
-        values.insert(Placeholder::ModelFile, format!("{folder}/{file}"));
+        values.insert(
+            Placeholder::ModelFile,
+            format!("{folder}/{}", literal(file)),
+        );
     }
     values.insert(Placeholder::ModelFolder, folder);
     let cached = !facts.kv.groups.is_empty();

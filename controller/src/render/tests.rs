@@ -191,6 +191,33 @@ fn a_pod_holds_no_device_uuid_no_service_account_token_and_no_hub_token_in_the_r
     assert_eq!(secrets(&pod.init_containers.unwrap()[0]), ["hub"]);
 }
 
+#[test]
+fn a_files_name_cannot_ask_for_a_variable() {
+    let (order, installation) = (order(""), installation());
+    let mut facts = facts(Format::Gguf);
+    facts.files[0].path = "$(LLAMA_API_KEY).gguf".into();
+    facts.entry_file = Some("$(LLAMA_API_KEY).gguf".into());
+    let book = RecipeBook::shipped().unwrap();
+    let plan = plan(1);
+    let input = Input {
+        order: &order,
+        facts: &facts,
+        recipe: book
+            .choose(Format::Gguf, EndpointType::Chat)
+            .unwrap()
+            .recipe,
+        contract: EndpointType::Chat,
+        plan: &plan,
+        replicas: 1,
+        token: true,
+        storage_class: None,
+        installation: &installation,
+    };
+    let text = serde_json::to_string(&statefulset(&input, "t", None)).unwrap();
+    assert_eq!(text.matches("$$(LLAMA_API_KEY).gguf").count(), 2, "{text}");
+    assert!(!text.replace("$$", "").contains("$("), "{text}");
+}
+
 #[rstest]
 #[case(0, "0")]
 #[case(1, "1")]

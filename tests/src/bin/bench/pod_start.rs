@@ -38,20 +38,24 @@ struct Samples {
     gone: Vec<f64>,
 }
 
-pub(crate) async fn measure(rounds: Option<u32>) -> Result<Comparison> {
-    let rounds = rounds.unwrap_or(ROUNDS);
+/// Connects to the cluster and checks that the node plugin is installed there.
+pub(crate) async fn connect() -> Result<Cluster> {
     let cluster = Cluster::connect().await?;
     let classes: Api<DeviceClass> = Api::all(cluster.client.clone());
     for class in KINDS.iter().filter_map(|(_, class)| *class) {
-        classes
-            .get(class)
-            .await
-            .with_context(|| format!("device class {class}: install the node plugin's chart"))?;
+        classes.get(class).await.with_context(|| {
+            format!("device class {class}: install the node plugin (hack/install)")
+        })?;
     }
-    let (node, image) = node_with_image(&cluster).await?;
+    Ok(cluster)
+}
+
+pub(crate) async fn measure(cluster: &Cluster, rounds: Option<u32>) -> Result<Comparison> {
+    let rounds = rounds.unwrap_or(ROUNDS);
+    let (node, image) = node_with_image(cluster).await?;
     let namespace = cluster.create_namespace("bench").await?;
     tracing::info!(node, rounds, "Starting pods.");
-    let measured = measure_in(&cluster, &namespace, &node, &image, rounds).await;
+    let measured = measure_in(cluster, &namespace, &node, &image, rounds).await;
     cluster.delete_namespace(&namespace).await?;
     let [without, whole, partition] = measured?;
     let mut rows = rows_of("with a claim for a whole GPU", &whole, &without);

@@ -348,6 +348,64 @@ async fn a_second_instance_is_ready_beside_the_first_and_publishes_when_that_end
     new.stop().await;
 }
 
+#[tokio::test]
+async fn a_lost_gpu_stays_published_under_a_taint_that_goes_when_the_gpu_is_back() {
+    let (client, name) = (client(), "lossy");
+    create_node(&client, name).await;
+    let node = TestNode::new("a30-2");
+    let running = Running::start(&node, name, client.clone());
+    let before = wait_for(&client, name, |slices| !slices.is_empty()).await;
+    let gpu = node.inventory().gpus.remove(1);
+    let device = node.device(1, "");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let lose = |lost: bool| {
+        let gpus = json!({&gpu.uuid: {"mig": true, "migPending": true, "lost": lost}});
+        let state = json!({"bootId": boot.trim(), "gpus": gpus});
+        let new = node.path("driver/state.new");
+        std::fs::write(&new, state.to_string()).unwrap();
+        std::fs::rename(new, node.path("driver/state.json")).unwrap();
+    };
+    let tainted = |slices: &BTreeMap<String, ResourceSlice>| -> Vec<(String, bool)> {
+        let devices = slices
+            .values()
+            .flat_map(|s| s.spec.devices.iter().flatten());
+        devices
+            .flat_map(|device| {
+                let taints = device.taints.iter().flatten();
+                taints.map(|taint| (device.name.clone(), taint.time_added.is_some()))
+            })
+            .collect()
+    };
+
+    let devices_of = |slices: &BTreeMap<String, ResourceSlice>, prefix: &str| {
+        let devices = slices
+            .values()
+            .flat_map(|s| s.spec.devices.iter().flatten());
+        devices.filter(|d| d.name.starts_with(prefix)).count()
+    };
+
+    lose(true);
+    let after = wait_for(&client, name, |slices| !tainted(slices).is_empty()).await;
+    let all = tainted(&after);
+    assert_eq!(all.len(), devices_of(&before, &device));
+    assert!(
+        all.iter()
+            .all(|(name, timed)| name.starts_with(&device) && *timed),
+        "{all:?}"
+    );
+    assert!(running.get("/readyz").await.contains("GPU_IS_LOST"));
+    // Two more looks change nothing, the taint's time above all.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(slices_of(&client, name).await, after);
+    lose(false);
+    let again = wait_for(&client, name, |slices| tainted(slices).is_empty()).await;
+    let devices = |slices: &BTreeMap<String, ResourceSlice>| -> Vec<_> {
+        slices.values().map(|s| s.spec.devices.clone()).collect()
+    };
+    assert_eq!(devices(&again), devices(&before));
+    running.stop().await;
+}
+
 /// A road to the API server that can be closed: connections end, new ones too.
 async fn road(to: String) -> (SocketAddr, watch::Sender<bool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-const MAX_INFO_BYTES: u64 = 16 << 20;
+const MAX_INFO_BYTES: u64 = 8 << 20;
 const MAX_CONFIG_BYTES: u64 = 2 << 20;
 /// A trillion parameters in 140,000 tensors take 16 MiB.
 const MAX_INDEX_BYTES: u64 = 32 << 20;
@@ -27,7 +27,7 @@ const MAX_PAGES: usize = 40;
 const MAX_ENTRIES: usize = 20_000;
 /// Safetensors headers read where the index gives no credible sum.
 const MAX_HEADERS: usize = 64;
-/// Models read at once: each may take a few times its header's cap of memory.
+/// Headers read at once: each may take a few times its header's cap of memory.
 const AT_ONCE: usize = 4;
 /// Most characters of a detail: it goes into a condition and quotes what others wrote.
 const MAX_DETAIL: usize = 1_000;
@@ -82,8 +82,6 @@ impl Hub {
         };
         check_repository(&request.repository).map_err(|e| call.not_supported(e))?;
         check_revision(&request.revision).map_err(|e| call.not_supported(e))?;
-        // Nobody closes it; without a turn the caps would still hold for each.
-        let _turn = self.turns.acquire().await.ok();
         call.facts(at.unwrap_or(&request.revision)).await
     }
 }
@@ -120,6 +118,9 @@ impl Call<'_> {
         let entries = self.tree(tree).await?;
         let chosen =
             files::choose(&entries, self.request.file.as_deref()).map_err(|e| self.rejected(e))?;
+        // Taken only now, so that a hub that does not answer holds no turn. Nobody closes
+        // the semaphore; without a turn the caps would still hold for each.
+        let _turn = self.hub.turns.acquire().await.ok();
         match chosen.format {
             Format::Safetensors => self.safetensors_facts(commit, chosen).await,
             Format::Gguf => self.gguf_facts(commit, chosen).await,

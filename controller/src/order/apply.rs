@@ -200,6 +200,7 @@ fn is_empty(value: &Value) -> bool {
         Value::Null => true,
         Value::Object(map) => map.is_empty(),
         Value::Array(list) => list.is_empty(),
+        Value::String(text) => text.is_empty(),
         _ => false,
     }
 }
@@ -345,8 +346,7 @@ mod tests {
 
     #[test]
     fn what_the_server_filled_in_is_no_difference_and_what_somebody_changed_is() {
-        let wanted =
-            json!({"spec": {"replicas": 1, "containers": [{"name": "a", "env": []}], "empty": {}}});
+        let wanted = json!({"spec": {"replicas": 1, "containers": [{"name": "a", "env": [], "value": ""}], "empty": {}}});
         let live = json!({"spec": {"replicas": 1, "containers": [{"name": "a", "imagePullPolicy": "Always"}]}, "status": {}});
         assert_eq!(difference(&wanted, &live), None);
         let edited = json!({"spec": {"replicas": 2, "containers": [{"name": "a"}]}});

@@ -161,11 +161,9 @@ impl Discovery {
             .map(|g| format!("GPU {}: {}", g.index, g.reason))
             .collect();
         self.metrics.unreadable(reasons.len());
-        if reasons.is_empty() {
-            self.readiness.ready(Part::Gpus);
-        } else {
-            self.readiness.not_ready(Part::Gpus, &reasons.join("; "));
-        }
+        // The others are served. A plugin that is not ready would stop the DaemonSet's
+        // update on every node, for the sake of one broken card.
+        self.readiness.ready(Part::Gpus);
         if reasons != *reported {
             for reason in &reasons {
                 tracing::error!(reason, "A GPU cannot be read; no new claim gets it.");

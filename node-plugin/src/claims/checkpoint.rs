@@ -45,7 +45,9 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The file is not what was written.
-    #[error("the checkpoint {path} is corrupt: {reason}")]
+    #[error(
+        "the checkpoint {path} is corrupt: {reason}; the node plugin puts it aside when it starts"
+    )]
     Corrupt {
         /// Which file.
         path: PathBuf,

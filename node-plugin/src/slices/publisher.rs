@@ -316,6 +316,7 @@ impl Publisher {
                 self.last_generation = self.last_generation.max(stored.spec.pool.generation);
                 self.observed.insert(name.clone(), stored);
                 if !kept {
+                    self.view = None; // A gate may be off since it was asked for.
                     return Err(PublishError::Changed { name });
                 }
             }

@@ -393,7 +393,13 @@ async fn a_lost_gpu_stays_published_under_a_taint_that_goes_when_the_gpu_is_back
             .all(|(name, timed)| name.starts_with(&device) && *timed),
         "{all:?}"
     );
-    assert!(running.get("/readyz").await.contains("GPU_IS_LOST"));
+    let metrics = running.get("/metrics").await;
+    assert!(metrics.contains("_unreadable_gpus 1"), "{metrics}");
+    let answer = running.get("/readyz").await;
+    assert!(
+        !answer.contains("gpus:"),
+        "the other one is served: {answer}"
+    );
     // Two more looks change nothing, the taint's time above all.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(slices_of(&client, name).await, after);

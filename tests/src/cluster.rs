@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, bail, ensure};
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config, ResourceExt};
+use kube::{Api, Client, Config};
 
 /// What to run where no cluster answers.
 const REMEDY: &str =
@@ -78,7 +78,6 @@ impl Cluster {
                 self.delete_namespace(name).await?;
             }
         }
-        self.open_nodes().await?;
         hub::disarm_faults(self).await
     }
 
@@ -110,41 +109,6 @@ impl Cluster {
             Err(error) => return Err(error).with_context(|| format!("delete namespace {name}")),
         }
         wait::gone(&namespaces, name, wait::LONG).await
-    }
-
-    /// Closes every GPU node but one to new pods, so that the scheduler has one node's GPUs to choose
-    /// from, and answers that node's name. The next [`Cluster::connect`] opens them again.
-    ///
-    /// # Errors
-    /// When there is no GPU node or the API server does not answer.
-    pub async fn close_all_nodes_but_one(&self) -> anyhow::Result<String> {
-        let mut nodes = self.gpu_nodes().await?;
-        let open = nodes
-            .pop()
-            .context("no node has the label ai.deckhouse.io/gpu=true")?;
-        for node in nodes {
-            self.kubectl(&["cordon", &node]).await?;
-        }
-        Ok(open)
-    }
-
-    /// Opens every GPU node to new pods.
-    ///
-    /// # Errors
-    /// When the API server does not answer.
-    pub async fn open_nodes(&self) -> anyhow::Result<()> {
-        for node in self.gpu_nodes().await? {
-            self.kubectl(&["uncordon", &node]).await?;
-        }
-        Ok(())
-    }
-
-    async fn gpu_nodes(&self) -> anyhow::Result<Vec<String>> {
-        let api: Api<Node> = Api::all(self.client.clone());
-        let nodes = api
-            .list(&ListParams::default().labels("ai.deckhouse.io/gpu=true"))
-            .await?;
-        Ok(nodes.iter().map(ResourceExt::name_any).collect())
     }
 
     /// The allocated devices of every claim in a namespace, as `(claim, pool, device)`.

@@ -22,7 +22,7 @@ pub struct Settled {
     pub inputs: String,
     /// Generation of the order that it was decided for.
     pub generation: i64,
-    /// The placement, without examples and explanation.
+    /// The placement, without what is only for explanation.
     pub plan: Plan,
     /// The model.
     pub facts: ModelFacts,
@@ -38,7 +38,6 @@ impl Settled {
     /// A decision, stripped of what is only for explanation.
     pub fn new(inputs: String, generation: i64, plan: &Plan, facts: &ModelFacts) -> Self {
         let mut plan = plan.clone();
-        plan.placements.clear();
         plan.explanation.rejections.clear();
         Settled {
             inputs,

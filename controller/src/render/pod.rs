@@ -10,14 +10,17 @@ use crate::recipe::{OnlyWith, Placeholder, Values, expand, memory};
 use inference_api::names::{HUGGING_FACE_TOKEN_KEYS, RELEASE_LABEL, TOKEN_KEY};
 use inference_api::{InferenceService, TokenSecretReference};
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
-    HTTPGetAction, LocalObjectReference, PodResourceClaim, PodSecurityContext, PodSpec,
-    PodTemplateSpec, Probe, ResourceClaim, ResourceRequirements, SeccompProfile, SecretKeySelector,
-    SecurityContext, Volume, VolumeMount,
+    Affinity, Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
+    HTTPGetAction, LocalObjectReference, NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm,
+    PodResourceClaim, PodSecurityContext, PodSpec, PodTemplateSpec, PreferredSchedulingTerm, Probe,
+    ResourceClaim, ResourceRequirements, SeccompProfile, SecretKeySelector, SecurityContext,
+    Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
+use planner::Plan;
+use std::collections::BTreeSet;
 
 /// User and group of every container; also the volume's group.
 const NONROOT: i64 = 65532;
@@ -70,6 +73,7 @@ pub(super) fn template(input: &Input<'_>, claim_template: &str) -> PodTemplateSp
                 ..PodSecurityContext::default()
             }),
             image_pull_secrets: (!secrets.is_empty()).then_some(secrets),
+            affinity: planned_nodes(input.plan),
             resource_claims: Some(vec![PodResourceClaim {
                 name: CLAIM.to_owned(),
                 resource_claim_template_name: Some(claim_template.to_owned()),
@@ -88,6 +92,41 @@ pub(super) fn template(input: &Input<'_>, claim_template: &str) -> PodTemplateSp
             ..PodSpec::default()
         }),
     }
+}
+
+/// A preference for the nodes on which the plan strands least, the first one
+/// most. The scheduler spreads pods over nodes otherwise, and so breaks up a
+/// GPU on each. It is no more than a preference: the scheduler still decides,
+/// and the number of copies does not enter, so scaling changes no template
+///
+fn planned_nodes(plan: &Plan) -> Option<Affinity> {
+    let mut terms: Vec<PreferredSchedulingTerm> = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut weight = 100;
+    for placement in &plan.placements {
+        if weight == 0 || !seen.insert(&placement.node) {
+            continue;
+        }
+        terms.push(PreferredSchedulingTerm {
+            weight,
+            preference: NodeSelectorTerm {
+                match_fields: Some(vec![NodeSelectorRequirement {
+                    key: "metadata.name".to_owned(),
+                    operator: "In".to_owned(),
+                    values: Some(vec![placement.node.clone()]),
+                }]),
+                match_expressions: None,
+            },
+        });
+        weight /= 2;
+    }
+    (!terms.is_empty()).then(|| Affinity {
+        node_affinity: Some(NodeAffinity {
+            preferred_during_scheduling_ignored_during_execution: Some(terms),
+            required_during_scheduling_ignored_during_execution: None,
+        }),
+        ..Affinity::default()
+    })
 }
 
 fn memory_volume(name: &str, medium: Option<&str>, limit: Option<u64>) -> Volume {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::{Checksum, Format, KvLayout, ModelFile, ModelRequest};
 use crate::recipe::RecipeBook;
-use planner::{Explanation, PlacementType, SharingMode};
+use planner::{Explanation, Placement, PlacementType, SharingMode};
 use rstest::rstest;
 use std::path::Path;
 
@@ -69,7 +69,12 @@ pub(crate) fn plan(devices: u32) -> Plan {
         capacity_requests: BTreeMap::new(),
         replicas_that_fit: 2,
         below_minimum: false,
-        placements: vec![],
+        placements: ["node-b", "node-b", "node-a"]
+            .map(|node| Placement {
+                node: node.into(),
+                devices: vec![],
+            })
+            .into(),
         explanation: Explanation::default(),
     }
 }

@@ -128,6 +128,16 @@ pub(crate) async fn wait_for(
     }
 }
 
+/// Whether the pool is published to its last slice, all of one generation: slices are written one
+/// after the other, and what stands between is no answer.
+fn complete(slices: &BTreeMap<String, ResourceSlice>) -> bool {
+    let pools: Vec<_> = slices.values().map(|slice| &slice.spec.pool).collect();
+    pools.first().is_some_and(|first| {
+        i64::try_from(pools.len()) == Ok(first.resource_slice_count)
+            && pools.iter().all(|pool| pool.generation == first.generation)
+    })
+}
+
 pub(crate) async fn wait_until_ready(running: &Running) {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -354,7 +364,7 @@ async fn a_lost_gpu_stays_published_under_a_taint_that_goes_when_the_gpu_is_back
     create_node(&client, name).await;
     let node = TestNode::new("a30-2");
     let running = Running::start(&node, name, client.clone());
-    let before = wait_for(&client, name, |slices| !slices.is_empty()).await;
+    let before = wait_for(&client, name, complete).await;
     let gpu = node.inventory().gpus.remove(1);
     let device = node.device(1, "");
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
@@ -385,9 +395,12 @@ async fn a_lost_gpu_stays_published_under_a_taint_that_goes_when_the_gpu_is_back
     };
 
     lose(true);
-    let after = wait_for(&client, name, |slices| !tainted(slices).is_empty()).await;
+    let lost = devices_of(&before, &device);
+    let after = wait_for(&client, name, |slices| {
+        complete(slices) && tainted(slices).len() == lost
+    })
+    .await;
     let all = tainted(&after);
-    assert_eq!(all.len(), devices_of(&before, &device));
     assert!(
         all.iter()
             .all(|(name, timed)| name.starts_with(&device) && *timed),
@@ -404,7 +417,10 @@ async fn a_lost_gpu_stays_published_under_a_taint_that_goes_when_the_gpu_is_back
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(slices_of(&client, name).await, after);
     lose(false);
-    let again = wait_for(&client, name, |slices| tainted(slices).is_empty()).await;
+    let again = wait_for(&client, name, |slices| {
+        complete(slices) && tainted(slices).is_empty()
+    })
+    .await;
     let devices = |slices: &BTreeMap<String, ResourceSlice>| -> Vec<_> {
         slices.values().map(|s| s.spec.devices.clone()).collect()
     };

@@ -1,114 +1,20 @@
-//! The platform on a real cluster: scheduler, kubelets, container runtime, two workers with fake
-//! GPUs. Run by `hack/test e2e`; each test says what it needs where that is missing.
-//!
-//! The tests share the cluster's GPUs, so they run one at a time.
+//! Orders from the first to the last answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use e2e::cluster::devices::{DRIVER, gpu_of, instances, wipe_slices};
+use e2e::cluster::devices::{DRIVER, gpu_of, wipe_slices};
 use e2e::cluster::hub::{SMOLLM, arm_fault, disarm_faults, put_repository, requests};
-use e2e::cluster::order::{Copy, Order, put_class};
-use e2e::cluster::{Cluster, PLATFORM_NAMESPACE, wait};
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use e2e::cluster::order::{Order, put_class};
+use e2e::cluster::{Cluster, wait};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::Api;
+use kube::api::PostParams;
 use serde_json::json;
 
-type Outcome = anyhow::Result<()>;
-
-/// Tests take it for their whole run. Poisoning has no meaning: each test starts from its own namespace.
-static GPUS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-
-const QUESTION: &str = "What is the capital of France?";
-
-/// The variable in which the container finds the devices of its claim.
-fn devices_in(copy: &Copy) -> Vec<&str> {
-    copy.environment
-        .iter()
-        .filter(|(name, _)| name == "GPU_AI_DECKHOUSE_IO_DEVICES")
-        .flat_map(|(_, value)| value.split(','))
-        .collect()
-}
-
-/// A pod that holds the whole of one GPU, as a workload beside the platform's would.
-fn whole_gpu_pod(gpu_address: &str, node: &str) -> anyhow::Result<(ResourceClaim, Pod)> {
-    let selector = format!(r#"device.attributes["{DRIVER}"].pciAddress == "{gpu_address}""#);
-    let claim = serde_json::from_value(json!({
-        "metadata": { "name": "whole" },
-        "spec": { "devices": { "requests": [{
-            "name": "gpu",
-            "exactly": {
-                "deviceClassName": DRIVER,
-                "selectors": [{ "cel": { "expression": selector } }],
-            },
-        }] } },
-    }))?;
-    let pod = serde_json::from_value(json!({
-        "metadata": { "name": "whole" },
-        "spec": {
-            "nodeSelector": { "kubernetes.io/hostname": node },
-            "terminationGracePeriodSeconds": 1,
-            "resourceClaims": [{ "name": "gpu", "resourceClaimName": "whole" }],
-            "containers": [{
-                "name": "idle",
-                "image": "ai-inference/hub:dev",
-                "imagePullPolicy": "Never",
-                "resources": { "claims": [{ "name": "gpu" }] },
-            }],
-        },
-    }))?;
-    Ok((claim, pod))
-}
-
-fn running(pod: &Pod) -> bool {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        == Some("Running")
-}
-
-fn unschedulable(pod: &Pod) -> bool {
-    let conditions = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| {
-        condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
-    })
-}
-
-/// Waits until a GPU's hardware holds exactly these instances: start → size.
-async fn expect_instances(
-    cluster: &Cluster,
-    node: &str,
-    gpu: &str,
-    expected: &BTreeMap<u64, u64>,
-) -> Outcome {
-    // The kubelet unprepares after the pod's object is gone, and nothing announces it.
-    let mut found = BTreeMap::new();
-    for _ in 0..60 {
-        found = instances(cluster, node, gpu).await?;
-        if found == *expected {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-    anyhow::bail!("{gpu} of {node} holds the instances {found:?}, not {expected:?}")
-}
-
-/// The placement in memory slices that a partition's name tells: its start.
-fn start_of(device: &str) -> anyhow::Result<u64> {
-    device
-        .rsplit('-')
-        .next()
-        .context("an empty name")?
-        .parse()
-        .context("no start in the name")
-}
+use crate::scene::*;
 
 #[tokio::test]
 async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted() -> Outcome {
@@ -225,137 +131,6 @@ async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted
     wait::until(&pods, "whole", "run on the freed card", wait::LONG, running).await?;
 
     cluster.delete_namespace(&namespace).await
-}
-
-#[tokio::test]
-async fn restarts_under_a_serving_copy_disturb_nothing() -> Outcome {
-    let _gpus = GPUS.lock().await;
-    let cluster = Cluster::connect().await?;
-    let namespace = cluster.create_namespace("restarts").await?;
-    let order = Order::file(&cluster, &namespace, "steady", "default-llm", SMOLLM).await?;
-    order.ready().await?;
-    let before = order.first_copy().await?;
-    let devices = order.devices().await?;
-    let undisturbed = async |what: &str| -> Outcome {
-        let now = order.first_copy().await?;
-        ensure!(
-            now.container_id == before.container_id,
-            "{what} replaced the container"
-        );
-        ensure!(order.devices().await? == devices, "{what} moved the claim");
-        // The copy itself never stops; the kubelet may take it off the Service until its next probe.
-        let itself = order.chat_with_first_copy(QUESTION).await;
-        let itself = itself.with_context(|| format!("the copy after {what}"))?;
-        order.ready().await?;
-        let answer = order.chat(QUESTION).await;
-        let answer = answer.with_context(|| format!("the Service after {what}"))?;
-        ensure!(
-            itself.contains("Paris") && answer.contains("Paris"),
-            "after {what} the copy answered: {itself}, the Service: {answer}"
-        );
-        Ok(())
-    };
-
-    restart_pods(&cluster, "ai-inference-node-plugin", Some(&before.node)).await?;
-    undisturbed("a restart of the node plugin").await?;
-
-    restart_kubelet(&cluster, &before.node).await?;
-    undisturbed("a restart of the kubelet").await?;
-
-    restart_pods(&cluster, "controller", None).await?;
-    undisturbed("a restart of the controller").await?;
-
-    // What was prepared before the restarts is still known: it can be given back.
-    let (node, device) = devices.first().context("the order holds no device")?;
-    order.delete().await?;
-    expect_instances(&cluster, node, gpu_of(device), &BTreeMap::new()).await?;
-    cluster.delete_namespace(&namespace).await
-}
-
-/// Deletes the platform's pods of one component and waits until it is available again.
-async fn restart_pods(cluster: &Cluster, component: &str, node: Option<&str>) -> Outcome {
-    let client = cluster.client.clone();
-    let pods: Api<Pod> = Api::namespaced(client.clone(), PLATFORM_NAMESPACE);
-    let mut selected = ListParams::default().labels(&format!("app.kubernetes.io/name={component}"));
-    if let Some(node) = node {
-        selected = selected.fields(&format!("spec.nodeName={node}"));
-    }
-    let old = pods.list(&selected).await?;
-    ensure!(
-        !old.items.is_empty(),
-        "{component} has no pod in {PLATFORM_NAMESPACE}"
-    );
-    for pod in &old {
-        pods.delete(&pod.name_any(), &DeleteParams::default())
-            .await?;
-    }
-    for pod in &old {
-        wait::gone(&pods, &pod.name_any(), wait::LONG).await?;
-    }
-    if node.is_some() {
-        let daemons: Api<DaemonSet> = Api::namespaced(client, PLATFORM_NAMESPACE);
-        wait::until(
-            &daemons,
-            component,
-            "be available on every node",
-            wait::LONG,
-            |daemon| {
-                daemon.status.as_ref().is_some_and(|status| {
-                    status.number_available == Some(status.desired_number_scheduled)
-                })
-            },
-        )
-        .await?;
-    } else {
-        let deployments: Api<Deployment> = Api::namespaced(client, PLATFORM_NAMESPACE);
-        wait::until(
-            &deployments,
-            component,
-            "be available",
-            wait::LONG,
-            |deployment| {
-                let wanted = deployment.spec.replicas;
-                deployment
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.available_replicas)
-                    == wanted
-            },
-        )
-        .await?;
-    }
-    Ok(())
-}
-
-async fn restart_kubelet(cluster: &Cluster, node: &str) -> Outcome {
-    let heartbeat = |node: &Node| {
-        let conditions = node
-            .status
-            .as_ref()
-            .and_then(|status| status.conditions.as_ref());
-        conditions
-            .into_iter()
-            .flatten()
-            .find(|condition| condition.type_ == "Ready" && condition.status == "True")
-            .and_then(|condition| condition.last_heartbeat_time.clone())
-    };
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let before = heartbeat(&nodes.get(node).await?);
-    cluster
-        .on_node(node, &["systemctl", "restart", "kubelet"])
-        .await?;
-    wait::until(
-        &nodes,
-        node,
-        "report again after its kubelet restarted",
-        wait::LONG,
-        |state| {
-            let now = heartbeat(state);
-            now.is_some() && now != before
-        },
-    )
-    .await?;
-    Ok(())
 }
 
 #[tokio::test]

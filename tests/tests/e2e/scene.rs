@@ -1,0 +1,105 @@
+//! What the tests have in common: pods beside the platform's, and what is there on a node.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use e2e::cluster::Cluster;
+use e2e::cluster::devices::{DRIVER, instances};
+use e2e::cluster::order::Copy;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use serde_json::json;
+
+/// What a test ends with.
+pub(crate) type Outcome = anyhow::Result<()>;
+
+/// Tests take it for their whole run. Poisoning has no meaning: each test starts from its own namespace.
+pub(crate) static GPUS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+pub(crate) const QUESTION: &str = "What is the capital of France?";
+
+/// The variable in which the container finds the devices of its claim.
+pub(crate) fn devices_in(copy: &Copy) -> Vec<&str> {
+    copy.environment
+        .iter()
+        .filter(|(name, _)| name == "GPU_AI_DECKHOUSE_IO_DEVICES")
+        .flat_map(|(_, value)| value.split(','))
+        .collect()
+}
+
+/// A pod that holds the whole of one GPU, as a workload beside the platform's would.
+pub(crate) fn whole_gpu_pod(gpu_address: &str, node: &str) -> anyhow::Result<(ResourceClaim, Pod)> {
+    let selector = format!(r#"device.attributes["{DRIVER}"].pciAddress == "{gpu_address}""#);
+    let claim = serde_json::from_value(json!({
+        "metadata": { "name": "whole" },
+        "spec": { "devices": { "requests": [{
+            "name": "gpu",
+            "exactly": {
+                "deviceClassName": DRIVER,
+                "selectors": [{ "cel": { "expression": selector } }],
+            },
+        }] } },
+    }))?;
+    let pod = serde_json::from_value(json!({
+        "metadata": { "name": "whole" },
+        "spec": {
+            "nodeSelector": { "kubernetes.io/hostname": node },
+            "terminationGracePeriodSeconds": 1,
+            "resourceClaims": [{ "name": "gpu", "resourceClaimName": "whole" }],
+            "containers": [{
+                "name": "idle",
+                "image": "ai-inference/hub:dev",
+                "imagePullPolicy": "Never",
+                "resources": { "claims": [{ "name": "gpu" }] },
+            }],
+        },
+    }))?;
+    Ok((claim, pod))
+}
+
+pub(crate) fn running(pod: &Pod) -> bool {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        == Some("Running")
+}
+
+pub(crate) fn unschedulable(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| {
+        condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
+    })
+}
+
+/// Waits until a GPU's hardware holds exactly these instances: start → size.
+pub(crate) async fn expect_instances(
+    cluster: &Cluster,
+    node: &str,
+    gpu: &str,
+    expected: &BTreeMap<u64, u64>,
+) -> Outcome {
+    // The kubelet unprepares after the pod's object is gone, and nothing announces it.
+    let mut found = BTreeMap::new();
+    for _ in 0..60 {
+        found = instances(cluster, node, gpu).await?;
+        if found == *expected {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    anyhow::bail!("{gpu} of {node} holds the instances {found:?}, not {expected:?}")
+}
+
+/// The placement in memory slices that a partition's name tells: its start.
+pub(crate) fn start_of(device: &str) -> anyhow::Result<u64> {
+    device
+        .rsplit('-')
+        .next()
+        .context("an empty name")?
+        .parse()
+        .context("no start in the name")
+}

@@ -15,6 +15,8 @@ use crate::DRIVER;
 pub struct Allocated {
     /// The request, without a subrequest.
     pub request: String,
+    /// Which of the request's alternatives it is, where it has some.
+    pub subrequest: Option<String>,
     /// Its pool.
     pub pool: String,
     /// Its name.
@@ -104,12 +106,10 @@ pub fn read(
         .flatten()
         .filter(|result| result.driver == DRIVER)
         .map(|result| {
-            let request = result
-                .request
-                .split('/')
-                .next()
-                .unwrap_or_default()
-                .to_owned();
+            let (request, subrequest) = match result.request.split_once('/') {
+                Some((request, subrequest)) => (request.to_owned(), Some(subrequest.to_owned())),
+                None => (result.request.clone(), None),
+            };
             if result.pool != node {
                 return Err(AllocationError::WrongPool {
                     request,
@@ -120,6 +120,7 @@ pub fn read(
             }
             Ok(Allocated {
                 request,
+                subrequest,
                 pool: result.pool.clone(),
                 device: result.device.clone(),
                 share_id: result.share_id.clone(),
@@ -127,6 +128,15 @@ pub fn read(
             })
         })
         .collect()
+}
+
+/// What the pod calls the claim, where it was made from a template: the name in its
+/// `spec.resourceClaims`, which the resource claim controller notes on the claim.
+#[must_use]
+pub fn pod_claim_name(object: &ResourceClaim) -> Option<String> {
+    let annotations = object.metadata.annotations.as_ref()?;
+    let name = annotations.get("resource.kubernetes.io/pod-claim-name")?;
+    (!name.is_empty()).then(|| name.clone())
 }
 
 /// Why a claim cannot be in use on this node; `None` while it may be.

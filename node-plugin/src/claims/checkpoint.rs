@@ -323,10 +323,12 @@ mod tests {
                 name: "claim".into(),
                 uid: uid.into(),
             },
+            pod_claim_name: None,
             boot_id: "boot".into(),
             stage: Stage::PrepareStarted,
             devices: vec![PreparedDevice {
                 request: "gpu".into(),
+                subrequest: None,
                 pool: "node".into(),
                 device: "gpu-0000-65-00-0-mig-1g10gb-6".into(),
                 share_id: None,

@@ -158,6 +158,7 @@ impl Core {
         hardware: &dyn Hardware,
         driver_version: &str,
         claim: &ClaimRef,
+        pod_claim_name: Option<String>,
         wanted: &[Allocated],
     ) -> Result<Vec<PreparedDevice>, CoreError> {
         match self.checkpoints.read(&claim.uid)? {
@@ -173,6 +174,7 @@ impl Core {
         let others = self.others(&claim.uid)?;
         let mut record = Record {
             claim: claim.clone(),
+            pod_claim_name,
             boot_id: self.boot_id.clone(),
             stage: Stage::PrepareStarted,
             devices: Vec::with_capacity(wanted.len()),
@@ -407,6 +409,10 @@ impl Hardware for NoHardware {
 
     fn gpu(&self, _: PciAddress) -> Result<Gpu, HardwareError> {
         Err(unavailable())
+    }
+
+    fn described(&self) -> Arc<gpu::Inventory> {
+        Arc::new(super::hardware::nothing())
     }
 
     fn create_instance(

@@ -34,6 +34,10 @@ pub trait Hardware: Send + Sync + 'static {
     /// When there is no such GPU or it does not answer.
     fn gpu(&self, pci: PciAddress) -> Result<Gpu, HardwareError>;
 
+    /// Every GPU as it was last read, one that cannot be read now among them: what does
+    /// not change in a claim's life, without a call to NVML.
+    fn described(&self) -> Arc<Inventory>;
+
     /// Creates a GPU instance at a placement with one compute instance that spans it,
     /// switching MIG mode on first where it is off.
     ///
@@ -66,6 +70,8 @@ pub struct NvmlGpus {
     roots: Roots,
     /// What does not change between two looks; reading it all takes hundreds of calls.
     known: RwLock<Option<Arc<Inventory>>>,
+    /// The same, with the GPUs that were read before and cannot be read now.
+    described: RwLock<Arc<Inventory>>,
 }
 
 impl NvmlGpus {
@@ -76,6 +82,7 @@ impl NvmlGpus {
             gpus,
             roots,
             known: RwLock::new(None),
+            described: RwLock::new(Arc::new(nothing())),
         }
     }
 
@@ -89,6 +96,16 @@ impl NvmlGpus {
     }
 }
 
+/// The description of a node whose GPUs were never read.
+pub(super) fn nothing() -> Inventory {
+    Inventory {
+        driver_version: String::new(),
+        cuda_version: (0, 0),
+        gpus: Vec::new(),
+        unreadable: Vec::new(),
+    }
+}
+
 fn failed(error: gpu::Error) -> HardwareError {
     HardwareError::Failed(error.to_string())
 }
@@ -98,7 +115,24 @@ impl Hardware for NvmlGpus {
         let inventory = self.gpus.inventory(&self.roots).map_err(failed)?;
         let known = Some(Arc::new(inventory.clone()));
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+        let mut described = self
+            .described
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = inventory.clone();
+        let lost = |gpu: &&Gpu| !inventory.gpus.iter().any(|new| new.pci == gpu.pci);
+        all.gpus.extend(described.gpus.iter().filter(lost).cloned());
+        all.gpus.sort_by_key(|gpu| gpu.pci);
+        *described = Arc::new(all);
+        drop(described);
         Ok(inventory)
+    }
+
+    fn described(&self) -> Arc<Inventory> {
+        self.described
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn gpu(&self, pci: PciAddress) -> Result<Gpu, HardwareError> {

@@ -223,6 +223,7 @@ impl Claims {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
+        let pod_claim_name = allocation::pod_claim_name(&object);
         let loaded = self
             .loaded
             .borrow()
@@ -249,7 +250,13 @@ impl Claims {
             let core = this.core.clone();
             let named = claim.clone();
             blocking(claim, held, move || {
-                core.prepare(&*loaded.hardware, &loaded.driver_version, &named, &wanted)
+                core.prepare(
+                    &*loaded.hardware,
+                    &loaded.driver_version,
+                    &named,
+                    pod_claim_name,
+                    &wanted,
+                )
             })
             .await
         })

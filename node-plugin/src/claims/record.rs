@@ -112,6 +112,9 @@ impl Target {
 pub struct PreparedDevice {
     /// The request it was allocated for, without a subrequest.
     pub request: String,
+    /// Which of the request's alternatives was allocated, where it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subrequest: Option<String>,
     /// Its pool.
     pub pool: String,
     /// Its name.
@@ -134,6 +137,9 @@ pub struct PreparedDevice {
 pub struct Record {
     /// The claim.
     pub claim: ClaimRef,
+    /// What its pod calls it, where it was made from a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_claim_name: Option<String>,
     /// The boot in which it was prepared: MIG instances do not survive a reboot.
     pub boot_id: String,
     /// How far it came.

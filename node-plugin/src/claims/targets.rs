@@ -79,6 +79,7 @@ pub(super) fn plan(
     }
     Ok(PreparedDevice {
         request: wanted.request.clone(),
+        subrequest: wanted.subrequest.clone(),
         pool: wanted.pool.clone(),
         device: wanted.device.clone(),
         share_id: wanted.share_id.clone(),

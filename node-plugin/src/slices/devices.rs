@@ -99,6 +99,14 @@ pub(super) fn of_gpu(
     }
 }
 
+/// A device as it is, or would be, published, without what it consumes.
+pub(super) fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
+    Some(match names::resolve(&inventory.gpus, device)? {
+        names::Named::Whole(gpu) => whole_device(inventory, gpu, None),
+        names::Named::Partition(gpu, profile, at) => partition(inventory, gpu, profile, at, None),
+    })
+}
+
 /// The partitions to offer: smallest first, then by compute, plain profiles before
 /// those with scarce engines, and each profile from its highest placement down.
 fn partitions_in_order<'a>(

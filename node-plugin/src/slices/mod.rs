@@ -31,7 +31,7 @@ pub mod publisher;
 mod quantity;
 mod wanted;
 
-use gpu::{PciAddress, Placement};
+use gpu::{Inventory, PciAddress, Placement};
 use k8s_openapi::api::resource::v1::{CounterSet, Device};
 
 pub use layout::resource_slice;
@@ -68,6 +68,13 @@ pub enum SliceContent {
     Counters(Vec<CounterSet>),
     /// Devices, possibly none: an empty pool differs from no pool.
     Devices(Vec<Device>),
+}
+
+/// A device of a node by its name, with the attributes and capacities under which it is
+/// published; `None` where the inventory has no such device.
+#[must_use]
+pub fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
+    devices::describe(inventory, device)
 }
 
 /// The content of the node's pool, slice by slice.

@@ -1,7 +1,7 @@
 //! `/livez`, `/readyz` and `/metrics`.
 //!
-//! In: readiness and metrics. Out: HTTP. Never: an answer that depends on the API
-//! server or the GPUs at that moment.
+//! In: liveness, readiness, metrics, and what the claims take on the disk. Out: HTTP.
+//! Never: an answer that waits for the API server or for a GPU.
 
 use std::net::SocketAddr;
 
@@ -11,31 +11,45 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::claims::Claims;
+use crate::liveness::Liveness;
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 
 /// The routes.
-pub fn router(readiness: Readiness, metrics: Metrics) -> Router {
+pub fn router(
+    liveness: Liveness,
+    readiness: Readiness,
+    metrics: Metrics,
+    claims: Claims,
+) -> Router {
+    let livez = move || {
+        let liveness = liveness.clone();
+        async move { answer(liveness.check().await.map(|()| "ok\n".to_owned())) }
+    };
     let readyz = move || {
-        let state = readiness.check();
-        async move {
-            match state {
-                Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
-                Err(reasons) => (StatusCode::SERVICE_UNAVAILABLE, reasons),
-            }
-        }
+        let state = answer(readiness.check());
+        async move { state }
     };
     let text = move || {
-        let text = metrics.text();
+        let (metrics, claims) = (metrics.clone(), claims.clone());
         async move {
+            metrics.usage(&claims.usage().await);
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([("content-type", kind)], text)
+            ([("content-type", kind)], metrics.text())
         }
     };
     Router::new()
-        .route("/livez", get(|| async { "ok\n" }))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(text))
+}
+
+fn answer(state: Result<String, String>) -> (StatusCode, String) {
+    match state {
+        Ok(text) => (StatusCode::OK, text),
+        Err(reasons) => (StatusCode::SERVICE_UNAVAILABLE, reasons),
+    }
 }
 
 /// Serves until it is stopped.

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::claims::hardware::{Hardware, NvmlGpus};
 use crate::claims::{Claims, Loaded};
 use crate::events::NodeEvents;
-use crate::metrics::Metrics;
+use crate::metrics::{Call, Calls, Metrics};
 use crate::readiness::{Part, Readiness};
 use crate::slices::{StaticInstance, Wanted};
 
@@ -39,6 +39,8 @@ pub struct Discovery {
     pub events: NodeEvents,
     /// Counted here: unreadable GPUs.
     pub metrics: Metrics,
+    /// Known here: the calls of NVML.
+    pub calls: Calls,
     /// Whether there are GPUs to serve.
     pub readiness: Readiness,
     /// How long between two looks.
@@ -84,13 +86,15 @@ impl Discovery {
     /// Loads NVML and asks it for its version.
     async fn open(&self) -> Result<Loaded, OpenFailure> {
         let (library, roots) = (self.library.clone(), self.roots.clone());
+        let calls = self.calls.clone();
         tokio::task::spawn_blocking(move || {
             let has_cards = has_nvidia_cards(&roots.sys);
-            let gpus = Gpus::open(&library).map_err(|error| OpenFailure {
+            let opened = calls.make(Call::Open, || Gpus::open(&library));
+            let gpus = opened.map_err(|error| OpenFailure {
                 no_gpus: matches!(error, gpu::Error::NoDriver { .. }) && !has_cards,
                 reason: error.to_string(),
             })?;
-            let hardware = NvmlGpus::new(gpus, roots);
+            let hardware = NvmlGpus::new(gpus, roots).with_calls(calls);
             let inventory = hardware.inventory().map_err(|error| OpenFailure {
                 no_gpus: false,
                 reason: error.to_string(),

@@ -11,6 +11,7 @@ pub mod claims;
 pub mod discovery;
 pub mod events;
 pub mod kubelet;
+pub mod liveness;
 pub mod metrics;
 pub mod options;
 pub mod readiness;

@@ -57,6 +57,9 @@ pub struct Options {
     /// The address of /livez, /readyz and /metrics.
     #[arg(long, env = "ADMIN_ADDRESS", default_value = "0.0.0.0:8080")]
     pub admin_address: SocketAddr,
+    /// How many seconds a call of NVML may take before the process counts as hung.
+    #[arg(long, env = "NVML_HUNG_SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
+    pub nvml_hung_seconds: u64,
     /// How many seconds lie between two looks at the GPUs and at forgotten claims.
     #[arg(long, env = "RESYNC_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub resync_seconds: u64,

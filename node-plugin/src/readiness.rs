@@ -18,6 +18,8 @@ pub enum Part {
 }
 
 impl Part {
+    const ALL: [Self; 3] = [Self::Gpus, Self::Kubelet, Self::Slices];
+
     fn name(self) -> &'static str {
         match self {
             Self::Gpus => "gpus",
@@ -48,17 +50,22 @@ impl Readiness {
         reasons.insert(part, reason.to_owned());
     }
 
-    /// `Ok` when every part is ready, else one line for each that is not.
+    /// One line for each part: `ok`, or what it lacks.
     ///
     /// # Errors
-    /// The text for `/readyz`.
-    pub fn check(&self) -> Result<(), String> {
+    /// The same text when a part is not ready.
+    pub fn check(&self) -> Result<String, String> {
         let reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = |part: &Part| {
+            let reason = reasons.get(part).map_or("ok", String::as_str);
+            format!("{}: {reason}\n", part.name())
+        };
+        let text = Part::ALL.iter().map(line).collect();
         if reasons.is_empty() {
-            return Ok(());
+            Ok(text)
+        } else {
+            Err(text)
         }
-        let line = |(part, reason): (&Part, &String)| format!("{}: {reason}\n", part.name());
-        Err(reasons.iter().map(line).collect())
     }
 }
 
@@ -73,10 +80,13 @@ mod tests {
         readiness.not_ready(Part::Gpus, "no NVML");
         assert_eq!(
             readiness.check().unwrap_err(),
-            "gpus: no NVML\nkubelet: not registered\n"
+            "gpus: no NVML\nkubelet: not registered\nslices: ok\n"
         );
         readiness.ready(Part::Gpus);
         readiness.ready(Part::Kubelet);
-        assert_eq!(readiness.check(), Ok(()));
+        assert_eq!(
+            readiness.check().unwrap(),
+            "gpus: ok\nkubelet: ok\nslices: ok\n"
+        );
     }
 }

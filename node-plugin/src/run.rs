@@ -21,7 +21,8 @@ use crate::claims::{ClaimSource, Claims, Loaded, driver};
 use crate::discovery::Discovery;
 use crate::events::NodeEvents;
 use crate::kubelet::Servers;
-use crate::metrics::Metrics;
+use crate::liveness::Liveness;
+use crate::metrics::{Calls, Metrics};
 use crate::options::Options;
 use crate::readiness::{Part, Readiness};
 use crate::slices::Wanted;
@@ -30,6 +31,8 @@ use crate::{DRIVER, admin, claims, kubelet};
 
 /// How long a read of a claim may take: the kubelet waits 45 s for the whole call.
 const READ: Duration = Duration::from_secs(10);
+/// How long a write of the slices that has begun may take at the end.
+const PUBLISHED: Duration = Duration::from_secs(3);
 
 /// Runs until `stop`, then deregisters and ends.
 ///
@@ -61,25 +64,25 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         client: client.clone(),
     });
     let claims = Claims::open(settings, source, loaded_receiver, Arc::new(|_| ()))
-        .context("the state of this node's claims cannot be opened")?;
-
-    let admin = tokio::spawn(admin::serve(
-        options.admin_address,
-        admin::router(readiness.clone(), metrics.clone()),
-        stop.clone(),
-    ));
+        .context("the state of this node's claims cannot be opened")?
+        .with_metrics(metrics.clone());
+    let calls = Calls::new(metrics.clone());
     let settings = kubelet::Settings {
         plugins: options.kubelet_plugins_dir,
         registry: options.kubelet_registry_dir,
         pod_uid: options.pod_uid,
     };
-    let mut servers = Servers::start(
-        &settings,
-        claims.clone(),
-        readiness.clone(),
-        metrics.clone(),
-    )
-    .await?;
+    let mut servers = Servers::start(&settings, claims.clone(), readiness.clone()).await?;
+    let liveness = Liveness {
+        calls: calls.clone(),
+        sockets: servers.sockets().clone(),
+        hung: Duration::from_secs(options.nvml_hung_seconds),
+    };
+    let admin = tokio::spawn(admin::serve(
+        options.admin_address,
+        admin::router(liveness, readiness.clone(), metrics.clone(), claims.clone()),
+        stop.clone(),
+    ));
 
     let interval = Duration::from_secs(options.resync_seconds);
     let library = match options.nvml_library {
@@ -97,12 +100,13 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         wanted,
         events: events.clone(),
         metrics: metrics.clone(),
+        calls,
         readiness: readiness.clone(),
         interval,
     };
     let discovery = tokio::spawn(discovery.run(stop.clone()));
     let collector = tokio::spawn(collect_garbage(claims, interval, stop.clone()));
-    let publisher = tokio::spawn({
+    let mut publisher = tokio::spawn({
         let (stop, lock) = (stop.clone(), folder.join("publisher.lock"));
         let node = options.node_name;
         async move {
@@ -124,11 +128,15 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         result = admin => result?.context("the admin server ended"),
         result = discovery => result.context("discovery ended"),
         result = collector => result.context("the claim collector ended"),
-        result = publisher => result?.context("the publisher ended"),
+        result = &mut publisher => result?.context("the publisher ended"),
     };
-    servers.stop().await;
     let stopped = stop.is_cancelled();
     stop.cancel();
+    servers.stop().await;
+    // A pool of which half is written is of no use to anybody.
+    if !publisher.is_finished() {
+        tokio::time::timeout(PUBLISHED, publisher).await.ok();
+    }
     if stopped { Ok(()) } else { ended }
 }
 

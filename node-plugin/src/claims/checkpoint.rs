@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 
 use super::known::{Known, Stamp};
 pub use super::record::{ClaimRef, InstanceIds, PreparedDevice, Record, Stage, Target};
+use crate::metrics::{Phase, phase};
 
 /// The format that this release writes; it reads this one and every earlier one.
 const VERSION: u32 = 1;
@@ -112,7 +113,8 @@ impl Checkpoints {
     /// # Errors
     /// When the file cannot be read or is not what was written.
     pub fn read(&self, uid: &str) -> Result<Option<Record>, CheckpointError> {
-        read(&self.path(uid)?)
+        let path = self.path(uid)?;
+        phase(Phase::Checkpoint, || read(&path))
     }
 
     /// Writes a record so that it survives a crash at any moment.
@@ -134,7 +136,7 @@ impl Checkpoints {
         let mut bytes = serde_json::to_vec(&header).map_err(|e| error(e.into()))?;
         bytes.push(b'\n');
         bytes.extend(payload);
-        let written = write_durably(&path, &bytes).map_err(error);
+        let written = phase(Phase::Checkpoint, || write_durably(&path, &bytes)).map_err(error);
         self.known.forget(&path);
         written
     }
@@ -145,7 +147,7 @@ impl Checkpoints {
     /// When the disk refuses.
     pub fn remove(&self, uid: &str) -> Result<(), CheckpointError> {
         let path = self.path(uid)?;
-        let removed = remove_durably(&path);
+        let removed = phase(Phase::Checkpoint, || remove_durably(&path));
         self.known.forget(&path);
         removed.map_err(|source| CheckpointError::Io {
             action: "remove",
@@ -160,6 +162,10 @@ impl Checkpoints {
     /// # Errors
     /// When the folder cannot be listed.
     pub fn all(&self) -> Result<(Vec<Arc<Record>>, Vec<CheckpointError>), CheckpointError> {
+        phase(Phase::Checkpoint, || self.read_all())
+    }
+
+    fn read_all(&self) -> Result<(Vec<Arc<Record>>, Vec<CheckpointError>), CheckpointError> {
         let mut records = Vec::new();
         let mut broken = Vec::new();
         let paths = self.files("json")?;

@@ -22,6 +22,7 @@ use super::checkpoint::{
 use super::driver::{Driver, DriverError, NodeFiles};
 use super::hardware::{Hardware, HardwareError};
 use super::targets::{holder_of, pci_of, plan, ready, refuse_overlap, release};
+use crate::metrics::{Phase, phase};
 
 /// A step after which a crash must be survivable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -195,7 +196,7 @@ impl Core {
             Ok(()) => Ok(record.devices),
             Err(error) => {
                 if let Err(undo) = self.undo(hardware, &record) {
-                    tracing::error!(claim = %record.claim, error = %undo,
+                    tracing::error!(error = %undo,
                         "A failed prepare could not be undone; the next attempt starts with it.");
                 }
                 Err(error)
@@ -284,16 +285,7 @@ impl Core {
         }
         (self.after)(Step::Acted);
 
-        let files = self.files(record, driver_version)?;
-        let spec = cdi::spec(&record.claim, &record.devices, &files);
-        if !self.cdi.holds(&record.claim.uid, &spec) {
-            self.cdi
-                .write(&record.claim.uid, &spec)
-                .map_err(|source| CoreError::Cdi {
-                    path: self.cdi.path(&record.claim.uid),
-                    source,
-                })?;
-        }
+        phase(Phase::Cdi, || self.write_cdi(record, driver_version))?;
         (self.after)(Step::CdiWritten);
 
         record.boot_id.clone_from(&self.boot_id);
@@ -303,6 +295,20 @@ impl Core {
         }
         (self.after)(Step::Completed);
         Ok(())
+    }
+
+    fn write_cdi(&self, record: &Record, driver_version: &str) -> Result<(), CoreError> {
+        let files = self.files(record, driver_version)?;
+        let spec = cdi::spec(&record.claim, &record.devices, &files);
+        if self.cdi.holds(&record.claim.uid, &spec) {
+            return Ok(());
+        }
+        self.cdi
+            .write(&record.claim.uid, &spec)
+            .map_err(|source| CoreError::Cdi {
+                path: self.cdi.path(&record.claim.uid),
+                source,
+            })
     }
 
     /// Gives everything back that a record names: CDI file, instances, the record.
@@ -330,7 +336,7 @@ impl Core {
     }
 
     fn remove_cdi(&self, uid: &str) -> Result<(), CoreError> {
-        self.cdi.remove(uid).map_err(|source| CoreError::Cdi {
+        phase(Phase::Cdi, || self.cdi.remove(uid)).map_err(|source| CoreError::Cdi {
             path: self.cdi.path(uid),
             source,
         })

@@ -7,6 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use gpu::{Gpu, Gpus, Inventory, MigInstance, PciAddress, Placement, Roots};
 
+use crate::metrics::{Call, Calls};
+
 /// A call to the GPUs that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HardwareError {
@@ -68,6 +70,7 @@ pub trait Hardware: Send + Sync + 'static {
 pub struct NvmlGpus {
     gpus: Gpus,
     roots: Roots,
+    calls: Calls,
     /// What does not change between two looks; reading it all takes hundreds of calls.
     known: RwLock<Option<Arc<Inventory>>>,
     /// The same, with the GPUs that were read before and cannot be read now.
@@ -81,9 +84,16 @@ impl NvmlGpus {
         Self {
             gpus,
             roots,
+            calls: Calls::default(),
             known: RwLock::new(None),
             described: RwLock::new(Arc::new(nothing())),
         }
+    }
+
+    /// The same, with calls that are counted and known while they run.
+    #[must_use]
+    pub fn with_calls(self, calls: Calls) -> Self {
+        Self { calls, ..self }
     }
 
     fn known(&self, pci: PciAddress) -> Option<Gpu> {
@@ -112,7 +122,8 @@ fn failed(error: gpu::Error) -> HardwareError {
 
 impl Hardware for NvmlGpus {
     fn inventory(&self) -> Result<Inventory, HardwareError> {
-        let inventory = self.gpus.inventory(&self.roots).map_err(failed)?;
+        let read = || self.gpus.inventory(&self.roots);
+        let inventory = self.calls.make(Call::Inventory, read).map_err(failed)?;
         let known = Some(Arc::new(inventory.clone()));
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
         let mut described = self
@@ -138,7 +149,8 @@ impl Hardware for NvmlGpus {
     fn gpu(&self, pci: PciAddress) -> Result<Gpu, HardwareError> {
         if let Some(mut gpu) = self.known(pci) {
             if gpu.mig != gpu::MigMode::Unsupported {
-                gpu.instances = self.gpus.instances(pci).map_err(failed)?;
+                let read = || self.gpus.instances(pci);
+                gpu.instances = self.calls.make(Call::Instances, read).map_err(failed)?;
             }
             return Ok(gpu);
         }
@@ -167,18 +179,21 @@ impl Hardware for NvmlGpus {
         profile_id: u32,
         placement: Placement,
     ) -> Result<MigInstance, HardwareError> {
-        self.gpus
-            .create_instance(pci, profile_id, placement)
+        let create = || self.gpus.create_instance(pci, profile_id, placement);
+        self.calls
+            .make(Call::CreateInstance, create)
             .map_err(failed)
     }
 
     fn destroy_instance(&self, pci: PciAddress, gpu_instance_id: u32) -> Result<(), HardwareError> {
-        self.gpus
-            .destroy_instance(pci, gpu_instance_id)
+        let destroy = || self.gpus.destroy_instance(pci, gpu_instance_id);
+        self.calls
+            .make(Call::DestroyInstance, destroy)
             .map_err(failed)
     }
 
     fn disable_mig(&self, pci: PciAddress) -> Result<(), HardwareError> {
-        self.gpus.disable_mig(pci).map_err(failed)
+        let disable = || self.gpus.disable_mig(pci);
+        self.calls.make(Call::DisableMig, disable).map_err(failed)
     }
 }

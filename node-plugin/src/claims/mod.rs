@@ -21,6 +21,7 @@ mod locks;
 mod reconcile;
 pub mod record;
 mod targets;
+mod usage;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -30,12 +31,15 @@ use futures::future::BoxFuture;
 use gpu::{Inventory, PciAddress};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 use self::allocation::AllocationError;
 use self::checkpoint::{CheckpointError, ClaimRef, PreparedDevice, Record, Target};
 use self::core::{Core, CoreError, StepHook};
 use self::hardware::Hardware;
 use self::locks::{Held, Locks};
+use crate::metrics::{DeviceKind, Metrics, Operation, Phase, Stopwatch};
 use crate::slices::StaticInstance;
 
 /// Where claims are read from.
@@ -153,6 +157,9 @@ pub struct Claims {
     source: Arc<dyn ClaimSource>,
     loaded: watch::Receiver<Option<Loaded>>,
     node: String,
+    metrics: Metrics,
+    /// Work that goes on, whether somebody waits for it or not.
+    running: TaskTracker,
 }
 
 impl Claims {
@@ -195,7 +202,15 @@ impl Claims {
             source,
             loaded,
             node: settings.node,
+            metrics: Metrics::default(),
+            running: TaskTracker::new(),
         })
+    }
+
+    /// The same, counted in these metrics.
+    #[must_use]
+    pub fn with_metrics(self, metrics: Metrics) -> Self {
+        Self { metrics, ..self }
     }
 
     /// Prepares a claim; asked again, it gives the same answer.
@@ -203,9 +218,32 @@ impl Claims {
     /// # Errors
     /// For this claim only.
     pub async fn prepare(&self, claim: ClaimRef) -> Result<Vec<PreparedDevice>, ClaimError> {
-        let object = self
-            .source
-            .get(&claim.namespace, &claim.name)
+        let (this, watch) = (self.clone(), Stopwatch::start(Operation::Prepare));
+        self.detached(claim, move |claim| async move {
+            let result = this.prepare_now(&claim, &watch).await;
+            this.metrics.operation(&watch, &result);
+            match &result {
+                Ok(devices) => {
+                    let names: Vec<&str> = devices.iter().map(|d| d.device.as_str()).collect();
+                    tracing::info!(devices = names.join(","), "Prepared.");
+                }
+                Err(error) => tracing::error!(%error, "A claim could not be prepared."),
+            }
+            result
+        })
+        .await
+    }
+
+    async fn prepare_now(
+        &self,
+        claim: &ClaimRef,
+        watch: &Stopwatch,
+    ) -> Result<Vec<PreparedDevice>, ClaimError> {
+        let object = watch
+            .wait(
+                Phase::ReadClaim,
+                self.source.get(&claim.namespace, &claim.name),
+            )
             .await
             .map_err(|reason| ClaimError::Read {
                 claim: claim.clone(),
@@ -214,7 +252,7 @@ impl Claims {
             .ok_or_else(|| ClaimError::Gone {
                 claim: claim.clone(),
             })?;
-        let wanted = allocation::read(&object, &claim, &self.node).map_err(|source| {
+        let wanted = allocation::read(&object, claim, &self.node).map_err(|source| {
             ClaimError::Allocation {
                 claim: claim.clone(),
                 source,
@@ -224,6 +262,9 @@ impl Claims {
             return Ok(Vec::new());
         }
         let pod_claim_name = allocation::pod_claim_name(&object);
+        for device in &wanted {
+            watch.saw(DeviceKind::of_name(&device.device));
+        }
         let loaded = self
             .loaded
             .borrow()
@@ -239,17 +280,14 @@ impl Claims {
                     source: core::unavailable(),
                 }),
             })?;
-
-        let this = self.clone();
         let gpus = wanted
             .iter()
             .filter_map(|d| targets::pci_of(&d.device))
             .collect();
-        self.detached(claim, move |claim| async move {
-            let held = this.lock(&claim, gpus).await?;
-            let core = this.core.clone();
-            let named = claim.clone();
-            blocking(claim, held, move || {
+        let held = watch.wait(Phase::Lock, self.lock(claim, gpus)).await?;
+        let (core, named, watch) = (self.core.clone(), claim.clone(), watch.clone());
+        blocking(claim.clone(), held, move || {
+            watch.run(|| {
                 core.prepare(
                     &*loaded.hardware,
                     &loaded.driver_version,
@@ -258,7 +296,6 @@ impl Claims {
                     &wanted,
                 )
             })
-            .await
         })
         .await
     }
@@ -268,23 +305,51 @@ impl Claims {
     /// # Errors
     /// When the claim's hardware is in use or the disk refuses.
     pub async fn unprepare(&self, claim: ClaimRef) -> Result<(), ClaimError> {
-        let this = self.clone();
+        let (this, watch) = (self.clone(), Stopwatch::start(Operation::Unprepare));
         self.detached(claim, move |claim| async move {
-            let held = this.lock(&claim, BTreeSet::new()).await?;
-            this.give_back(claim, held).await
+            let locked = this.lock(&claim, BTreeSet::new());
+            let result = match watch.wait(Phase::Lock, locked).await {
+                Ok(held) => this.give_back(claim, held, Some(watch.clone())).await,
+                Err(error) => Err(error),
+            };
+            this.metrics.operation(&watch, &result);
+            match &result {
+                Ok(()) => tracing::info!("Unprepared."),
+                Err(error) => tracing::error!(%error, "A claim could not be unprepared."),
+            }
+            result
         })
         .await
     }
 
     /// The steps of unprepare, behind the claim's locks.
-    async fn give_back(&self, claim: ClaimRef, held: Vec<Held>) -> Result<(), ClaimError> {
+    async fn give_back(
+        &self,
+        claim: ClaimRef,
+        held: Vec<Held>,
+        watch: Option<Stopwatch>,
+    ) -> Result<(), ClaimError> {
         let core = self.core.clone();
         let loaded = self.loaded.borrow().clone();
         let uid = claim.uid.clone();
         blocking(claim, held, move || {
-            core.unprepare(loaded.as_ref().map(|l| &*l.hardware), &uid)
+            let hardware = loaded.as_ref().map(|l| &*l.hardware);
+            let Some(watch) = watch else {
+                return core.unprepare(hardware, &uid);
+            };
+            let record = core.checkpoints.read(&uid).ok().flatten();
+            for device in record.iter().flat_map(|record| &record.devices) {
+                watch.saw(DeviceKind::of(&device.target));
+            }
+            watch.run(|| core.unprepare(hardware, &uid))
         })
         .await
+    }
+
+    /// Ends when no claim is being worked on.
+    pub async fn idle(&self) {
+        self.running.close();
+        self.running.wait().await;
     }
 
     /// MIG instances that exist and that no claim of ours made. `read` reads the
@@ -359,7 +424,12 @@ impl Claims {
         let died = ClaimError::Died {
             claim: claim.clone(),
         };
-        tokio::spawn(work(claim)).await.unwrap_or(Err(died))
+        // Every line of the work carries it, on whichever thread it is written.
+        let span = claim.span();
+        self.running
+            .spawn(work(claim).instrument(span))
+            .await
+            .unwrap_or(Err(died))
     }
 }
 
@@ -369,8 +439,9 @@ async fn blocking<T: Send + 'static>(
     held: Vec<Held>,
     work: impl FnOnce() -> Result<T, CoreError> + Send + 'static,
 ) -> Result<T, ClaimError> {
+    let span = tracing::Span::current();
     let result = tokio::task::spawn_blocking(move || {
-        let result = work();
+        let result = span.in_scope(work);
         drop(held);
         result
     });

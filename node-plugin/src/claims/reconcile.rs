@@ -6,6 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use tracing::Instrument;
+
 use super::checkpoint::{CheckpointError, ClaimRef, Record, Stage};
 use super::{ClaimError, Claims, Loaded, allocation};
 
@@ -34,7 +36,8 @@ impl Claims {
             }
         }
         for record in records {
-            if let Err(error) = self.mend(&record, loaded.clone()).await {
+            let span = record.claim.span();
+            if let Err(error) = self.mend(&record, loaded.clone()).instrument(span).await {
                 tracing::error!(%error, "A claim could not be mended; the kubelet's next call tries again.");
             }
         }
@@ -53,7 +56,7 @@ impl Claims {
                     return Ok(());
                 }
                 tracing::warn!(claim = %record.claim, "An interrupted prepare is undone.");
-                self.give_back(record.claim.clone(), held).await
+                self.give_back(record.claim.clone(), held, None).await
             }
             // After a reboot the kubelet prepares it again or the sweep forgets it.
             Stage::PrepareCompleted if record.boot_id != self.core.boot_id => Ok(()),
@@ -105,10 +108,12 @@ impl Claims {
             let Some(reason) = self.why_unused(&claim).await else {
                 continue;
             };
-            match self.collect(claim.clone()).await {
+            let result = self.collect(claim.clone()).await;
+            let _span = claim.span().entered();
+            match result {
                 Ok(true) => {
                     collected += 1;
-                    tracing::info!(%claim, reason, "A claim that the kubelet forgot was unprepared.");
+                    tracing::info!(reason, "A claim that the kubelet forgot was unprepared.");
                 }
                 Ok(false) => {}
                 Err(error) => {
@@ -128,7 +133,7 @@ impl Claims {
             if this.why_unused(&claim).await.is_none() {
                 return Ok(false);
             }
-            this.give_back(claim, held).await.map(|()| true)
+            this.give_back(claim, held, None).await.map(|()| true)
         })
         .await
     }

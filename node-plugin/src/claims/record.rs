@@ -17,6 +17,19 @@ pub struct ClaimRef {
     pub uid: String,
 }
 
+impl ClaimRef {
+    /// The span of the work on this claim: what is logged in it says which claim it was.
+    #[must_use]
+    pub fn span(&self) -> tracing::Span {
+        tracing::info_span!(
+            "claim",
+            claim_namespace = self.namespace,
+            claim_name = self.name,
+            claim_uid = self.uid
+        )
+    }
+}
+
 impl std::fmt::Display for ClaimRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{} (UID {})", self.namespace, self.name, self.uid)

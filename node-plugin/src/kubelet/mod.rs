@@ -4,6 +4,7 @@
 //! the kubelet's terms. Never: a decision about a claim; this is transport.
 
 mod node_service;
+mod probe;
 mod registration;
 mod sockets;
 
@@ -18,14 +19,18 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use crate::claims::Claims;
-use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 
+pub use probe::probe;
 pub use sockets::{SocketError, Sockets};
 
 /// How long a connection may take to end: the kubelet keeps its own open for ever, and
 /// a graceful shutdown waits for it (hyper #4170).
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// How long claims that are being worked on may take before the plugin deregisters: with
+/// [`DRAIN`] and the end of the process within the pod's 30 s of grace.
+const FINISH: Duration = Duration::from_secs(15);
 
 /// Where the kubelet finds the plugin.
 #[derive(Debug, Clone)]
@@ -39,8 +44,8 @@ pub struct Settings {
 }
 
 /// The servers of one instance.
-#[derive(Debug)]
 pub struct Servers {
+    claims: Claims,
     sockets: Sockets,
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
@@ -56,12 +61,11 @@ impl Servers {
         settings: &Settings,
         claims: Claims,
         readiness: Readiness,
-        metrics: Metrics,
     ) -> Result<Self, SocketError> {
         let sockets = Sockets::prepare(settings).await?;
         let stop = CancellationToken::new();
 
-        let node = node_service::NodeService::new(claims, metrics);
+        let node = node_service::NodeService::new(claims.clone());
         let listener = sockets::bind(&sockets.endpoint)?;
         let router = Server::builder()
             .add_service(v1::dra_plugin_server::DraPluginServer::new(node.clone()))
@@ -97,6 +101,7 @@ impl Servers {
         tracing::info!(endpoint = %sockets.endpoint.display(),
             registration = %sockets.registration.display(), "Waiting for the kubelet.");
         Ok(Self {
+            claims,
             sockets,
             stop,
             tasks: vec![node_task, registration_task],
@@ -115,19 +120,29 @@ impl Servers {
         futures::future::select_all(tasks).await.0.ok();
     }
 
-    /// Deregisters, lets calls in progress finish, and ends.
+    /// Lets work in progress finish, deregisters and ends, in this order: the kubelet
+    /// drops the connection of a plugin whose registration socket is gone, and a call
+    /// that is under way on it fails the start of its pod. Where another instance is
+    /// registered, new calls go there already; where there is none, they come here until
+    /// the end.
     pub async fn stop(mut self) {
-        // First of all: that is how the kubelet learns that this instance goes.
+        if tokio::time::timeout(FINISH, self.claims.idle())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                "Work on a claim takes longer than this instance may live; the kubelet asks the \
+                 next one again."
+            );
+        }
         self.sockets.remove_registration();
         self.stop.cancel();
-        for task in &mut self.tasks {
-            if task.is_finished() {
-                continue;
-            }
-            if tokio::time::timeout(DRAIN, &mut *task).await.is_err() {
+        let ends = self.tasks.drain(..).map(|mut task| async move {
+            if !task.is_finished() && tokio::time::timeout(DRAIN, &mut task).await.is_err() {
                 task.abort();
             }
-        }
+        });
+        futures::future::join_all(ends).await;
         self.sockets.remove_endpoint();
     }
 }

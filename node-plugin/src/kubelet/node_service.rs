@@ -4,59 +4,34 @@
 //! the whole call for the sake of one claim.
 
 use std::collections::HashMap;
-use std::time::Instant;
 
 use kubelet_api::dra::{v1, v1beta1};
 use tonic::{Request, Response, Status};
 
 use crate::claims::Claims;
 use crate::claims::checkpoint::{ClaimRef, PreparedDevice};
-use crate::metrics::{Metrics, Operation, Outcome};
 
 #[derive(Clone)]
 pub(super) struct NodeService {
     claims: Claims,
-    metrics: Metrics,
 }
 
 impl NodeService {
-    pub(super) fn new(claims: Claims, metrics: Metrics) -> Self {
-        Self { claims, metrics }
+    pub(super) fn new(claims: Claims) -> Self {
+        Self { claims }
     }
 
     async fn prepare(&self, claim: ClaimRef) -> (String, Result<Vec<PreparedDevice>, String>) {
         let uid = claim.uid.clone();
-        let start = Instant::now();
-        let result = self.claims.prepare(claim.clone()).await;
-        self.metrics
-            .operation(Operation::Prepare, Outcome::of(&result), start.elapsed());
-        match &result {
-            Ok(devices) => {
-                let names: Vec<&str> = devices.iter().map(|d| d.device.as_str()).collect();
-                tracing::info!(%claim, devices = names.join(","), "Prepared.");
-            }
-            Err(error) => tracing::error!(%error, "A claim could not be prepared."),
-        }
+        let result = self.claims.prepare(claim).await;
         (uid, result.map_err(|error| error.to_string()))
     }
 
     async fn unprepare(&self, claim: ClaimRef) -> (String, String) {
         let uid = claim.uid.clone();
-        let start = Instant::now();
-        let result = self.claims.unprepare(claim.clone()).await;
-        self.metrics
-            .operation(Operation::Unprepare, Outcome::of(&result), start.elapsed());
-        match &result {
-            Ok(()) => tracing::info!(%claim, "Unprepared."),
-            Err(error) => tracing::error!(%error, "A claim could not be unprepared."),
-        }
-        (
-            uid,
-            result
-                .err()
-                .map(|error| error.to_string())
-                .unwrap_or_default(),
-        )
+        let result = self.claims.unprepare(claim).await;
+        let error = result.err().map(|error| error.to_string());
+        (uid, error.unwrap_or_default())
     }
 }
 

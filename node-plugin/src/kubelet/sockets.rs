@@ -12,6 +12,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::Settings;
@@ -19,6 +20,9 @@ use crate::DRIVER;
 
 /// The longest path that a Unix socket can have, without the final zero byte.
 const MAX_PATH: usize = 107;
+
+/// How much of a hash names a pod: there are two of them on a node at most.
+const HASH_BYTES: usize = 6;
 
 /// A socket that cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -62,14 +66,9 @@ impl Sockets {
         }
         let uid = &settings.pod_uid;
         let sockets = Self {
-            endpoint: folder.join(format!("dra-{uid}.sock")),
-            registration: settings.registry.join(format!("{DRIVER}@{uid}-reg.sock")),
+            endpoint: named(&folder, "dra-", uid, ".sock")?,
+            registration: named(&settings.registry, &format!("{DRIVER}@"), uid, "-reg.sock")?,
         };
-        for path in [&sockets.endpoint, &sockets.registration] {
-            if path.as_os_str().len() > MAX_PATH {
-                return Err(SocketError::TooLong(path.clone()));
-            }
-        }
         // A dead instance's registration goes first, or the kubelet would dial on.
         remove_dead(&settings.registry, &format!("{DRIVER}@"), "-reg.sock").await;
         remove_dead(&folder, "dra-", ".sock").await;
@@ -84,6 +83,26 @@ impl Sockets {
     /// Removes the node service's socket.
     pub fn remove_endpoint(&self) {
         remove(&self.endpoint);
+    }
+}
+
+/// The path of this pod's socket; where the UID makes it too long, a part of its hash
+/// takes its place.
+fn named(folder: &Path, prefix: &str, uid: &str, suffix: &str) -> Result<PathBuf, SocketError> {
+    let path = folder.join(format!("{prefix}{uid}{suffix}"));
+    if path.as_os_str().len() <= MAX_PATH {
+        return Ok(path);
+    }
+    let hash: String = Sha256::digest(uid.as_bytes())
+        .iter()
+        .take(HASH_BYTES)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let path = folder.join(format!("{prefix}{hash}{suffix}"));
+    if path.as_os_str().len() <= MAX_PATH {
+        Ok(path)
+    } else {
+        Err(SocketError::TooLong(path))
     }
 }
 
@@ -171,6 +190,42 @@ mod tests {
 
         let on_a_node = format!("/var/lib/kubelet/plugins_registry/{DRIVER}@{uid}-reg.sock");
         assert!(on_a_node.len() <= MAX_PATH, "{}", on_a_node.len());
+    }
+
+    #[tokio::test]
+    async fn a_folder_too_deep_for_the_uid_gets_sockets_named_by_its_hash() {
+        let folder = tempfile::tempdir().unwrap();
+        let uid = "5f0c1f3e-6f0e-4d53-a0a9-0d3f6c2d8d3a";
+        let room = MAX_PATH - folder.path().as_os_str().len();
+        // Room for the short names, and not for the long ones.
+        let deep = "d".repeat(room - "//r/@-reg.sock".len() - DRIVER.len() - uid.len() + 8);
+        let root = folder.path().join(deep);
+        let sockets = Sockets::prepare(&settings(&root, uid)).await.unwrap();
+        let other = Sockets::prepare(&other_settings(&root)).await.unwrap();
+        assert!(!sockets.registration.to_string_lossy().contains(uid));
+        assert_ne!(sockets.registration, other.registration);
+        assert_eq!(
+            Sockets::prepare(&settings(&root, uid))
+                .await
+                .unwrap()
+                .registration,
+            sockets.registration,
+            "a restarted container finds its own socket"
+        );
+        drop(bind(&sockets.registration).unwrap());
+        Sockets::prepare(&other_settings(&root)).await.unwrap();
+        assert!(
+            !sockets.registration.exists(),
+            "a dead one is removed by either name"
+        );
+
+        let deeper = folder.path().join("d".repeat(room));
+        let error = Sockets::prepare(&settings(&deeper, uid)).await.unwrap_err();
+        assert!(matches!(error, SocketError::TooLong(_)), "{error}");
+    }
+
+    fn other_settings(root: &Path) -> Settings {
+        settings(root, "5f0c1f3e-6f0e-4d53-a0a9-0d3f6c2d8d3b")
     }
 
     #[tokio::test]

@@ -156,7 +156,10 @@ impl Publisher {
                     if !synced {
                         continue;
                     }
-                    match self.publish().await {
+                    let start = Instant::now();
+                    let published = self.publish().await;
+                    self.metrics.publish(Outcome::of(&published), start.elapsed());
+                    match published {
                         Ok(next) => {
                             backoff = RETRY.0;
                             due = next;

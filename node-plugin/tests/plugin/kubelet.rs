@@ -6,7 +6,6 @@ use e2e::kubelet::{Kubelet, Plugin};
 use kubelet_api::dra::{v1, v1beta1};
 use node_plugin::claims::checkpoint::ClaimRef;
 use node_plugin::kubelet::{Servers, Settings};
-use node_plugin::metrics::Metrics;
 use node_plugin::readiness::Readiness;
 
 use crate::node::{NODE, TestNode};
@@ -20,8 +19,7 @@ async fn serve(node: &TestNode, uid: &str) -> (Servers, Readiness) {
         pod_uid: uid.to_owned(),
     };
     let readiness = Readiness::default();
-    let metrics = Metrics::default();
-    let servers = Servers::start(&settings, node.plugin(), readiness.clone(), metrics)
+    let servers = Servers::start(&settings, node.plugin(), readiness.clone())
         .await
         .unwrap();
     (servers, readiness)
@@ -53,7 +51,7 @@ async fn the_kubelet_registers_prepares_and_unprepares() {
     let (servers, readiness) = serve(&node, "pod-1").await;
     assert!(readiness.check().unwrap_err().contains("not registered"));
     let plugin = register(&node).await;
-    assert_eq!(readiness.check(), Ok(()));
+    readiness.check().unwrap();
     assert_eq!(
         plugin.info.supported_versions,
         ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
@@ -186,7 +184,7 @@ async fn a_kubelet_that_refuses_is_reported_and_the_plugin_keeps_serving() {
     );
 
     let plugin = register(&node).await;
-    assert_eq!(readiness.check(), Ok(()));
+    readiness.check().unwrap();
     let claim = wire(&node.claim("order-0", "uid-1", &[&node.device(0, "")]));
     plugin.prepare_claim(&claim).await.unwrap();
     servers.stop().await;

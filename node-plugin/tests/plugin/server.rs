@@ -410,7 +410,7 @@ async fn a_lost_gpu_stays_published_under_a_taint_that_goes_when_the_gpu_is_back
     assert!(metrics.contains("_unreadable_gpus 1"), "{metrics}");
     let answer = running.get("/readyz").await;
     assert!(
-        !answer.contains("gpus:"),
+        answer.contains("gpus: ok"),
         "the other one is served: {answer}"
     );
     // Two more looks change nothing, the taint's time above all.
@@ -475,7 +475,7 @@ async fn an_api_server_that_was_away_leaves_no_doubt_behind_when_nothing_changed
     open.send_replace(false);
     let deadline = Instant::now() + LIMIT;
     let mut answer = String::new();
-    while !answer.contains("slices: ") {
+    while answer.is_empty() || answer.contains("slices: ok") {
         assert!(Instant::now() < deadline, "{answer}");
         tokio::time::sleep(Duration::from_millis(50)).await;
         answer = running.get("/readyz").await;

@@ -53,7 +53,9 @@ impl Cluster {
     pub async fn connect() -> anyhow::Result<Self> {
         let kubeconfig = hack_cluster(&["kubeconfig"]).await.context(REMEDY)?;
         let kubeconfig = PathBuf::from(kubeconfig.trim());
-        let assets = hack_cluster(&["assets"]).await.context("build kubectl")?;
+        let assets = hack_cluster(&["assets", "--cluster"])
+            .await
+            .context("build kubectl")?;
         let options = KubeConfigOptions::default();
         let config =
             Config::from_custom_kubeconfig(Kubeconfig::read_from(&kubeconfig)?, &options).await?;

@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2153,SC2154
-# Go binaries from the modules under hack/tools, kept in the cache by what they are built from.
+# Go binaries from the modules under hack/tools, kept in the cache by what they are built from. Of
+# Kubernetes there is one module for each minor version, kube-MINOR, which pins its patch.
 
 TOOLS=$ROOT/hack/tools
 export GOFLAGS=-mod=readonly GOWORK=off
@@ -11,13 +12,54 @@ pinned() {
   grep -oP "(^|\s)\Q$2\E \Kv\S+" "$TOOLS/$1/go.mod"
 }
 
+# kubernetes_minors: the minor versions that can be built, oldest first; the newest is the default.
+kubernetes_minors() {
+  printf '%s\n' "$TOOLS"/kube-*/go.mod | sed 's|.*/kube-\(.*\)/go.mod|\1|' | sort -V
+}
+
+# pinned_kubernetes MINOR: the version that is built of it, like v1.37.2.
+pinned_kubernetes() {
+  pinned "kube-$1" k8s.io/kubernetes
+}
+
+# kubernetes_versions: all of them in one line.
+kubernetes_versions() {
+  local minor version versions=()
+  for minor in $(kubernetes_minors); do
+    version=$(pinned_kubernetes "$minor")
+    versions+=("${version#v}")
+  done
+  echo "${versions[*]}"
+}
+
+# minor_of VERSION: 1.37 of v1.37.2.
+minor_of() {
+  local version=${1#v}
+  echo "${version%.*}"
+}
+
+# select_kubernetes [VERSION]: sets kubernetes (like v1.37.2) and kubernetes_module, from which all
+# of Kubernetes' binaries come. VERSION is a minor version or its pinned patch; without one it is the
+# newest.
+select_kubernetes() {
+  local wanted=${1:-} minor
+  wanted=${wanted#v}
+  for minor in $(kubernetes_minors); do
+    kubernetes_module=kube-$minor
+    kubernetes=$(pinned_kubernetes "$minor")
+    [[ $wanted != "$minor" && v$wanted != "$kubernetes" ]] || return 0
+  done
+  [[ -z $wanted ]] || die "Kubernetes $wanted cannot be built; there are: $(kubernetes_versions)" \
+    "(hack/tools/kube-MINOR pins each)"
+}
+
 # Sets module, package, tags, version_flags and cgo for a binary's name.
 binary_recipe() {
   local containerd=github.com/containerd/containerd/v2
   local plugins=github.com/containernetworking/plugins/plugins
   module=node tags='' version_flags='' cgo=0
   case $1 in
-    kube*) module=kube package=k8s.io/kubernetes/cmd/$1 version_flags=$(kubernetes_version_flags) ;;
+    kube*) module=$kubernetes_module package=k8s.io/kubernetes/cmd/$1 version_flags=$(kubernetes_version_flags) ;;
     etcd) package=go.etcd.io/etcd/server/v3 ;;
     containerd | containerd-shim-runc-v2 | ctr)
       package=$containerd/cmd/$1 tags=no_btrfs,no_zfs,no_devmapper
@@ -39,11 +81,9 @@ binary_recipe() {
 
 # A component without a version falls back to the feature gates of an unknown release.
 kubernetes_version_flags() {
-  local version package=k8s.io/component-base/version
-  version=$(pinned kube k8s.io/kubernetes)
-  local minor=${version#v*.}
+  local package=k8s.io/component-base/version minor=${kubernetes#v*.}
   printf -- '-X %s.gitVersion=%s -X %s.gitMajor=1 -X %s.gitMinor=%s -X %s.gitTreeState=clean' \
-    $package "$version" $package $package "${minor%%.*}" $package
+    $package "$kubernetes" $package $package "${minor%%.*}" $package
 }
 
 # The key of a module's binaries: its pins, its sources, the recipe and the compiler.

@@ -20,6 +20,19 @@ cluster_nodes() {
   docker ps --all --filter "label=io.x-k8s.kind.cluster=$CLUSTER" --format '{{.Names}}' "$@" | sort
 }
 
+# The version that the cluster was created with; nothing without a cluster.
+cluster_kubernetes() {
+  cat "$STATE/kubernetes" 2>/dev/null || true
+}
+
+# Selects the cluster's version, or what this checkout has of its minor version; kubectl and the API
+# server must not be far apart.
+select_cluster_kubernetes() {
+  local minor
+  minor=$(minor_of "$(cluster_kubernetes)")
+  ! kubernetes_minors | grep -qxF -- "$minor" || select_kubernetes "$minor"
+}
+
 worker_name() {
   (($1 == 1)) && echo "$CLUSTER-worker" || echo "$CLUSTER-worker$1"
 }
@@ -153,7 +166,8 @@ create_cluster() {
   prepare_fake_gpus
   ensure_inotify_instances
   write_kind_config >"$STATE/kind.yaml"
-  log "creating the cluster $CLUSTER: one control plane, $workers workers"
+  echo "$kubernetes" >"$STATE/kubernetes"
+  log "creating the cluster $CLUSTER of Kubernetes ${kubernetes#v}: one control plane, $workers workers"
   exit_steps+=(keep_logs_of_failure)
   quietly kind-create kind create cluster --config "$STATE/kind.yaml" --image "$node_image" \
     --kubeconfig "$KUBECONFIG_FILE" --wait 180s --retain

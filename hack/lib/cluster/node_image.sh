@@ -12,43 +12,24 @@ NODE_BINARIES=(kubelet kubeadm kubectl "${CONTROL_PLANE[@]}" kube-proxy containe
   containerd-shim-runc-v2 ctr runc ptp loopback host-local portmap etcd coredns crictl
   local-path-provisioner kind)
 
-# The one version that kind pins by digest; see kind's pkg/apis/config/defaults/image.go.
-PINNED_NODE_IMAGE=kindest/node:v1.37.0@sha256:a1ed56cfb0e7b93589bdf97c8cd566405a265939e3620fc4f5de89adff580ae5
-
-buildable_version() {
-  pinned kube k8s.io/kubernetes
-}
-
-published_image() {
-  if [[ $PINNED_NODE_IMAGE == "kindest/node:$1@"* ]]; then
-    echo "$PINNED_NODE_IMAGE"
-  else
-    echo "kindest/node:$1"
-  fi
-}
-
 has_image() {
   docker image inspect "$1" >/dev/null 2>&1
 }
 
-# ensure_node_image VERSION: sets node_image.
+# Sets node_image, of the selected Kubernetes.
 ensure_node_image() {
-  local version=$1 built=
-  node_image=$(published_image "$version")
+  local built
+  node_image=kindest/node:$kubernetes
   has_image "$node_image" && return
-  if [[ $version == "$(buildable_version)" ]]; then
-    built=$(built_image)
-    if has_image "$built"; then
-      node_image=$built
-      return
-    fi
+  built=$(built_image)
+  if has_image "$built"; then
+    node_image=$built
+    return
   fi
   log "pulling $node_image"
   if pull_image "$node_image"; then
     return
   fi
-  [[ -n $built ]] || die "Kubernetes ${version#v}: the image $node_image cannot be pulled here, and only" \
-    "$(buildable_version | tr -d v) can be built"
   log "$node_image cannot be pulled: building a node image"
   node_image=$built
   build_node_image
@@ -77,12 +58,12 @@ built_image() {
   local module key
   key=$(
     rootfs_key
-    for module in kube node coredns crictl local-path-provisioner kind; do
+    for module in "$kubernetes_module" node coredns crictl local-path-provisioner kind; do
       module_key "$module"
     done
     cat "$LIB"/node/* "$LIB/node_image.sh" "$ROOT/hack/lib/oci_image.py"
   )
-  echo "$NODE_REPOSITORY:$(buildable_version)-$(hash_text <<<"$key")"
+  echo "$NODE_REPOSITORY:$kubernetes-$(hash_text <<<"$key")"
 }
 
 build_node_image() {
@@ -91,7 +72,7 @@ build_node_image() {
     python3=python3
   make_rootfs
   build "${NODE_BINARIES[@]}"
-  log "assembling the node image"
+  log "assembling the node image of Kubernetes ${kubernetes#v}"
   work=$CACHE/work
   exit_steps+=(remove_work)
   remove_work
@@ -111,6 +92,8 @@ remove_work() {
 remove_old_node_images() {
   local image
   for image in $(docker image ls --format '{{.Repository}}:{{.Tag}}' "$NODE_REPOSITORY"); do
+    # Those of other versions are as good as they were.
+    [[ $image == "$NODE_REPOSITORY:$kubernetes-"* ]] || continue
     # One that a cluster still uses stays.
     [[ $image == "$node_image" ]] || docker image rm "$image" >/dev/null 2>&1 || true
   done
@@ -163,7 +146,7 @@ install_kind_files() {
   # It would register formats in a part of the kernel that all containers share.
   chroot "$node" systemctl mask systemd-binfmt.service
   # kind reads the version without its newline.
-  printf '%s' "$(buildable_version)" >"$node/kind/version"
+  printf '%s' "$kubernetes" >"$node/kind/version"
 }
 
 install_node_binaries() {
@@ -183,7 +166,7 @@ install_binaries() {
 }
 
 kubeadm_images() {
-  "$(binary kubeadm)" config images list --kubernetes-version "$(buildable_version)"
+  "$(binary kubeadm)" config images list --kubernetes-version "$kubernetes"
 }
 
 # kubeadm_image NAME: the name under which kubeadm, and so the cluster, looks for a component.

@@ -6,3 +6,4 @@
 mod orders;
 mod restarts;
 mod scene;
+mod whole;

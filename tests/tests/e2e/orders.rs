@@ -109,11 +109,7 @@ async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted
     );
 
     // While one partition stands, the whole card cannot be had; afterwards it can.
-    let address = gpu.strip_prefix("gpu-").context("a GPU's name")?;
-    let mut parts = address.splitn(4, '-');
-    let mut part = || parts.next().context("a GPU's name holds its PCI address");
-    let address = format!("{}:{}:{}.{}", part()?, part()?, part()?, part()?);
-    let (claim, pod) = whole_gpu_pod(&address, node)?;
+    let (claim, pod) = whole_gpu_pod(&pci_address(gpu)?, node)?;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &namespace);
     let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &namespace);
     claims.create(&PostParams::default(), &claim).await?;

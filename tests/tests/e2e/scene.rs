@@ -28,6 +28,16 @@ pub(crate) fn devices_in(copy: &Copy) -> Vec<&str> {
         .collect()
 }
 
+/// The PCI address, as attributes spell it, that a whole device's name tells.
+pub(crate) fn pci_address(gpu: &str) -> anyhow::Result<String> {
+    let address = gpu.strip_prefix("gpu-").context("a GPU's name")?;
+    let parts: Vec<&str> = address.split('-').collect();
+    let [domain, bus, device, function] = parts[..] else {
+        anyhow::bail!("{gpu} does not hold a PCI address");
+    };
+    Ok(format!("{domain}:{bus}:{device}.{function}"))
+}
+
 /// A pod that holds the whole of one GPU, as a workload beside the platform's would.
 pub(crate) fn whole_gpu_pod(gpu_address: &str, node: &str) -> anyhow::Result<(ResourceClaim, Pod)> {
     let selector = format!(r#"device.attributes["{DRIVER}"].pciAddress == "{gpu_address}""#);

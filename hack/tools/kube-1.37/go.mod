@@ -1,4 +1,4 @@
-module ai-inference/hack/tools/kube
+module ai-inference/hack/tools/kube-1.37
 
 go 1.26.0
 

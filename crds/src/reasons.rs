@@ -41,7 +41,6 @@ documented! {
         NoDeviceClass: "The cluster has no DeviceClass that the class allows, or none whose devices publish their memory." => "Ask the administrator to install the driver of the accelerators or to correct the class.",
         DeviceApiUnavailable: "The cluster does not serve resource.k8s.io/v1, which accelerators are given out through." => "Ask the administrator to upgrade the cluster to Kubernetes 1.34 or later.",
         NoRecipe: "No runtime recipe of this release serves this format with this contract on the allowed accelerators." => "Order the model in another format, or under a class with another contract.",
-        SharingNotSupported: "The class allows Shared placements alone, and this version of the platform or the accelerators' driver gives out no enforced shares." => "Order under a class that allows Dedicated, or ask the administrator to allow it.",
 
         // RuntimeCurrent.
         RuntimeCurrent: "All copies serve by the current description, on the shipped release." => "",
@@ -88,7 +87,6 @@ documented! {
         NoDeviceClass: "The cluster has no DeviceClass that the class allows." => "Install the driver of the accelerators, or correct spec.acceleratorPolicy.deviceClassNames.",
         DeviceClassNotFound: "A DeviceClass that the class names does not exist." => "Correct spec.acceleratorPolicy.deviceClassNames, or create the DeviceClass.",
         StorageClassNotFound: "The StorageClass that the class names does not exist." => "Correct spec.modelStorageClassName, or create the StorageClass.",
-        SharingNotSupported: "The class allows Shared placements alone, and this version of the platform or the accelerators' driver gives out no enforced shares." => "Add Dedicated to spec.acceleratorPolicy.allowedSharingModes.",
     }
 }
 

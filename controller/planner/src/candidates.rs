@@ -3,16 +3,19 @@
 //! In: kinds of devices and the demand. Out: candidates in the order in which a
 //! plan prefers them. The order:
 //! 1. fewer devices per replica;
-//! 2. proper partitions, then whole devices, then partitions that take a whole
-//!    GPU (they strand as much as the whole device and lose what partitioning
-//!    costs, so they serve classes that allow only partitions);
-//! 3. less memory;
-//! 4. a smaller part of the GPU (`1g.20gb` before `2g.20gb`: same memory, one
+//! 2. proper partitions and shares, then whole devices, then partitions and shares
+//!    that take a whole GPU (they strand as much as the whole device and lose what
+//!    dividing it costs, so they serve classes that allow nothing else);
+//! 3. less memory: a share is exactly as large as the need, a partition as large as
+//!    its profile;
+//! 4. held alone before shared, then a smaller part of the GPU (`1g.20gb` before `2g.20gb`: same memory, one
 //!    compute slice less);
 //! 5. the shorter name (`1g.10gb` before `1g.10gb+me`), then the device class.
 
 use crate::demand::{Demand, MemoryNeed, PlacementType};
-use crate::kinds::{KindKey, Kinds};
+use crate::inventory::Inventory;
+use crate::kinds::{Kind, KindKey, Kinds};
+use crate::shares::{self, Share};
 
 /// Kinds of devices that one claim could be narrowed to.
 #[derive(Debug, Clone)]
@@ -21,6 +24,8 @@ pub(crate) struct Candidate<'k> {
     pub(crate) kinds: Vec<&'k KindKey>,
     /// Usable devices of all its kinds, in published order.
     pub(crate) devices: Vec<usize>,
+    /// How much of a device a replica takes; `None` where it holds it alone.
+    pub(crate) share: Option<Share>,
     rank: Rank,
 }
 
@@ -30,6 +35,7 @@ struct Rank {
     devices: u32,
     tier: u8,
     memory: u64,
+    shared: bool,
     footprint: u32,
     name_length: usize,
     kind: KindKey,
@@ -42,7 +48,11 @@ const WHOLE: u32 = 1_000_000;
 /// Candidates of one kind (of one profile, where devices have profiles), in
 /// order of preference. All have enough memory; whether any is free is not
 /// looked at.
-pub(crate) fn single<'k>(kinds: &'k Kinds, demand: &Demand) -> Vec<Candidate<'k>> {
+pub(crate) fn single<'k>(
+    inventory: &Inventory<'_>,
+    kinds: &'k Kinds,
+    demand: &Demand,
+) -> Vec<Candidate<'k>> {
     let mut candidates: Vec<Candidate<'k>> = Vec::new();
     for need in &demand.memory {
         for (key, kind) in &kinds.kinds {
@@ -54,8 +64,15 @@ pub(crate) fn single<'k>(kinds: &'k Kinds, demand: &Demand) -> Vec<Candidate<'k>
             {
                 continue;
             }
+            if key.shared {
+                candidates.extend(share_of_kind(inventory, key, kind, *need, demand));
+                continue;
+            }
             let same_profile = |c: &&mut Candidate<'k>| {
-                c.need == *need && key.profile.is_some() && c.kinds.iter().all(|k| alike(k, key))
+                c.need == *need
+                    && c.share.is_none()
+                    && key.profile.is_some()
+                    && c.kinds.iter().all(|k| alike(k, key))
             };
             if let Some(candidate) = candidates.iter_mut().find(same_profile) {
                 candidate.kinds.push(key);
@@ -72,10 +89,12 @@ pub(crate) fn single<'k>(kinds: &'k Kinds, demand: &Demand) -> Vec<Candidate<'k>
                 need: *need,
                 kinds: vec![key],
                 devices: kind.usable.clone(),
+                share: None,
                 rank: Rank {
                     devices: need.devices,
                     tier,
                     memory: key.memory,
+                    shared: false,
                     footprint: kind.footprint,
                     name_length: key.profile.as_deref().map_or(0, str::len),
                     kind: key.clone(),
@@ -88,6 +107,39 @@ pub(crate) fn single<'k>(kinds: &'k Kinds, demand: &Demand) -> Vec<Candidate<'k>
     }
     candidates.sort_by(|a, b| a.rank.cmp(&b.rank));
     candidates
+}
+
+/// The candidate that takes a share of devices of one kind. A replica on several
+/// devices has them alone: MPS cannot span GPUs that others use.
+fn share_of_kind<'k>(
+    inventory: &Inventory<'_>,
+    key: &'k KindKey,
+    kind: &'k Kind,
+    need: MemoryNeed,
+    demand: &Demand,
+) -> Option<Candidate<'k>> {
+    if need.devices > 1 {
+        return None;
+    }
+    let view = &inventory.devices[*kind.usable.first()?];
+    let share = shares::smallest(view, need.bytes_per_device, &demand.share_bounds).ok()?;
+    let footprint = u64::from(share.part) * u64::from(kind.footprint) / u64::from(WHOLE);
+    let footprint = u32::try_from(footprint).unwrap_or(WHOLE);
+    Some(Candidate {
+        need,
+        kinds: vec![key],
+        devices: kind.usable.clone(),
+        rank: Rank {
+            devices: need.devices,
+            tier: if footprint >= WHOLE { 2 } else { 0 },
+            memory: share.bytes,
+            shared: true,
+            footprint,
+            name_length: key.profile.as_deref().map_or(0, str::len),
+            kind: key.clone(),
+        },
+        share: Some(share),
+    })
 }
 
 fn alike(a: &KindKey, b: &KindKey) -> bool {
@@ -104,6 +156,8 @@ pub(crate) fn combined<'k>(singles: &[Candidate<'k>]) -> Vec<Candidate<'k>> {
     for (index, single) in singles.iter().enumerate() {
         let family = |other: &&Candidate<'k>| {
             other.need == single.need
+                && other.share.is_none()
+                && single.share.is_none()
                 && other.rank.tier == single.rank.tier
                 && other.rank.kind.class == single.rank.kind.class
                 && other.rank.kind.driver == single.rank.kind.driver
@@ -140,8 +194,20 @@ impl Candidate<'_> {
         &self.rank.kind.driver
     }
 
-    /// The least memory of its devices, in bytes.
+    /// Whether it takes only a part of a GPU.
+    pub(crate) fn is_part(&self) -> bool {
+        self.rank.tier == 0
+    }
+
+    /// The least memory that a replica gets on a device, in bytes.
     pub(crate) fn memory(&self) -> u64 {
+        self.share
+            .as_ref()
+            .map_or_else(|| self.device_memory(), |share| share.bytes)
+    }
+
+    /// The least memory of its devices, in bytes.
+    pub(crate) fn device_memory(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.memory).min().unwrap_or(0)
     }
 

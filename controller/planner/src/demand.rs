@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use dra_cel::Quantity;
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::{OrderRef, TaintEffect};
@@ -72,16 +71,16 @@ pub enum PlacementType {
     WholeDevice,
 }
 
-/// Bounds on the memory of a share.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// Bounds on the memory of a share, in percent of its device's (1 to 100).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShareBounds {
-    /// The least.
+    /// The least; a replica that needs less gets this much.
     #[serde(default)]
-    pub min: Option<Quantity>,
-    /// The most.
+    pub min_percent: Option<u32>,
+    /// The most; a replica that needs more gets no share.
     #[serde(default)]
-    pub max: Option<Quantity>,
+    pub max_percent: Option<u32>,
 }
 
 /// How many replicas an order wants.

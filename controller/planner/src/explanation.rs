@@ -59,8 +59,8 @@ pub enum RejectionReason {
     PlacementTypeNotAllowed,
     /// The class's sharing modes do not include it.
     SharingModeNotAllowed,
-    /// Shares are not planned in this version.
-    SharingNotSupported,
+    /// The share would be larger than the class or the device allows.
+    ShareTooLarge,
     /// The class's selectors match none of its devices.
     SelectorMismatch,
     /// A selector could not be judged on its devices.

@@ -8,6 +8,7 @@ use crate::*;
 pub(crate) const DRIVER: &str = "gpu.ai.deckhouse.io";
 pub(crate) const WHOLE_CLASS: &str = "gpu.ai.deckhouse.io";
 pub(crate) const MIG_CLASS: &str = "mig.ai.deckhouse.io";
+pub(crate) const SHARE_CLASS: &str = "share.ai.deckhouse.io";
 pub(crate) const GIB: u64 = 1 << 30;
 
 /// What an H100 with 80 GB reports in total, in bytes.
@@ -112,6 +113,60 @@ pub(crate) fn h100(gpu: u32) -> Vec<Device> {
     }];
     devices.push(card);
     devices
+}
+
+/// Name of a card's shared device.
+pub(crate) fn shared(gpu: u32) -> String {
+    format!("gpu-{gpu}-shared")
+}
+
+/// A capacity of which shares take whole steps, everything unless they say.
+fn consumable(total: u64, step: u64) -> Capacity {
+    let amount = Quantity::from_bytes;
+    Capacity {
+        value: amount(total),
+        request_policy: Some(RequestPolicy {
+            default: Some(amount(total)),
+            valid_values: Vec::new(),
+            valid_range: Some(CapacityRange {
+                min: amount(step),
+                max: Some(amount(total)),
+                step: Some(amount(step)),
+            }),
+        }),
+    }
+}
+
+/// Adds to every card the device that is handed out in shares, and its class.
+pub(crate) fn with_shares(mut cluster: Snapshot) -> Snapshot {
+    for slice in &mut cluster.slices {
+        let Some(card) = slice.devices.last().cloned() else {
+            continue;
+        };
+        let mut device = card.clone();
+        device.name = format!("{}-shared", card.name);
+        device.attributes.insert("type".to_owned(), "share".into());
+        device.allow_multiple_allocations = true;
+        device.capacity = BTreeMap::from([
+            ("cores".to_owned(), consumable(100, 1)),
+            ("memory".to_owned(), consumable(80 * GIB, 1 << 20)),
+        ]);
+        slice.devices.push(device);
+    }
+    cluster.device_classes.push(class(SHARE_CLASS, "share"));
+    cluster
+}
+
+/// A claim as the scheduler allocates it for a plan's first placement.
+pub(crate) fn claim_of(plan: &Plan, order: &OrderRef, id: usize) -> AllocatedClaim {
+    let spot = &plan.placements[0];
+    let devices: Vec<String> = spot.devices.iter().map(|d| d.device.clone()).collect();
+    let mut held = claim(Some((&order.namespace, &order.name)), &spot.node, &devices);
+    if plan.sharing_mode == SharingMode::Shared {
+        held.devices[0].share_id = Some(id.to_string());
+        held.devices[0].consumed_capacity = plan.capacity_requests.clone();
+    }
+    held
 }
 
 /// A slice of a node's pool.

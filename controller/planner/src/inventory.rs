@@ -10,7 +10,7 @@ use std::sync::Arc;
 use dra_cel::Quantity;
 
 use crate::nodes;
-use crate::snapshot::{Device, Node, Scope, Slice, Snapshot};
+use crate::snapshot::{Capacity, Device, Node, Scope, Slice, Snapshot};
 
 /// Everything published.
 #[derive(Debug)]
@@ -234,29 +234,33 @@ impl<'s> Reach<'s> {
 }
 
 impl DeviceView<'_> {
-    /// The value that the driver publishes under an unqualified name, wherever it
-    /// wrote the domain.
-    fn own<'m, T>(&self, map: &'m BTreeMap<String, T>, name: &str) -> Option<&'m T> {
-        map.get(name).or_else(|| {
-            map.iter()
-                .find(|(key, _)| {
-                    key.split_once('/')
-                        .is_some_and(|(d, n)| d == self.driver && n == name)
-                })
-                .map(|(_, value)| value)
-        })
+    /// What the driver publishes under an unqualified name, wherever it wrote the
+    /// domain, with the name as it is published.
+    fn own<'m, T>(&self, map: &'m BTreeMap<String, T>, name: &str) -> Option<(&'m str, &'m T)> {
+        let found = map.get_key_value(name).or_else(|| {
+            map.iter().find(|(key, _)| {
+                key.split_once('/')
+                    .is_some_and(|(d, n)| d == self.driver && n == name)
+            })
+        });
+        found.map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// A capacity of the driver's domain, with the name as it is published.
+    pub(crate) fn capacity(&self, name: &str) -> Option<(&str, &Capacity)> {
+        self.own(&self.device.capacity, name)
     }
 
     /// A text attribute in the driver's domain.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.own(&self.device.attributes, name)
-            .and_then(|value| value.as_str())
+            .and_then(|(_, value)| value.as_str())
     }
 
     /// The capacity `memory` of the driver's domain, else of any domain; with
     /// the domain that it is in.
     pub(crate) fn memory(&self) -> Option<(&str, Quantity)> {
-        if let Some(capacity) = self.own(&self.device.capacity, "memory") {
+        if let Some((_, capacity)) = self.capacity("memory") {
             return Some((self.driver, capacity.value));
         }
         self.device.capacity.iter().find_map(|(key, capacity)| {

@@ -6,14 +6,15 @@
 //! interchangeable: same driver, type, profile and memory.
 //!
 //! What a device is, is read as any driver writes it: attribute `type` in the
-//! driver's domain (`gpu` or `mig`); without it a device that takes only a part
-//! of its counter set is a partition. Memory is the capacity `memory`.
+//! driver's domain (`gpu` or `mig`); without it, or with another one, a device that
+//! takes only a part of its counter set is a partition. Memory is the capacity
+//! `memory`. A device that allows multiple allocations is held in shares.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dra_cel::{CompileError, DeviceFacts, EvaluationError, Selector};
 
-use crate::demand::{Demand, PlacementType};
+use crate::demand::{Demand, PlacementType, SharingMode};
 use crate::explanation::{BrokenSelector, SelectorHolder};
 use crate::inventory::{DeviceView, Inventory, PoolProblem};
 use crate::nodes;
@@ -29,6 +30,8 @@ pub(crate) struct KindKey {
     pub(crate) driver: String,
     pub(crate) placement: PlacementType,
     pub(crate) profile: Option<String>,
+    /// Several claims may hold it at once, each an amount of it.
+    pub(crate) shared: bool,
     /// In bytes; zero when the devices publish none.
     pub(crate) memory: u64,
 }
@@ -61,8 +64,8 @@ pub(crate) enum Exclusion {
     PoolIncomplete(String),
     /// Its pool is invalid.
     PoolInvalid(String),
-    /// It is handed out in shares.
-    Shared,
+    /// The class does not allow how it is held: alone or in shares.
+    SharingMode(SharingMode),
 }
 
 /// All that was found out.
@@ -163,6 +166,7 @@ impl Kinds {
             driver: view.driver.to_owned(),
             placement: placement_type(view),
             profile: view.text("profile").map(str::to_owned),
+            shared: view.device.allow_multiple_allocations,
             memory: memory
                 .and_then(|(_, amount)| amount.to_bytes())
                 .unwrap_or(0),
@@ -195,8 +199,13 @@ fn exclusion(
     demand: &Demand,
 ) -> Option<Exclusion> {
     let pool = &inventory.pools[view.pool];
-    if view.device.allow_multiple_allocations {
-        return Some(Exclusion::Shared);
+    let mode = if view.device.allow_multiple_allocations {
+        SharingMode::Shared
+    } else {
+        SharingMode::Dedicated
+    };
+    if !demand.sharing_modes.contains(&mode) {
+        return Some(Exclusion::SharingMode(mode));
     }
     match &pool.problem {
         Some(PoolProblem::Incomplete { present, expected }) => {

@@ -15,6 +15,7 @@ mod nodes;
 mod occupancy;
 mod plan;
 mod search;
+mod shares;
 mod snapshot;
 mod wording;
 
@@ -26,6 +27,8 @@ mod property_tests;
 mod ruled_out_tests;
 #[cfg(test)]
 mod scheduler_tests;
+#[cfg(test)]
+mod share_tests;
 #[cfg(test)]
 mod tests;
 

@@ -9,22 +9,34 @@ use dra_cel::Quantity;
 
 use crate::kinds::KindKey;
 
+/// How a claim holds its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// Alone, and the class has no device that is held otherwise: nothing is said,
+    /// because the field is unknown to a cluster without consumable capacity.
+    Unspoken,
+    /// Alone.
+    Alone,
+    /// In shares.
+    Shared,
+}
+
 /// Selectors for a claim that may have devices of these kinds, which share
 /// device class, driver and placement type.
 pub(crate) fn selectors(
     kinds: &[&KindKey],
     memory_domain: &str,
     needed_bytes: u64,
-    class_has_shared: bool,
+    held: Held,
     policy: &[String],
 ) -> Vec<String> {
     let mut terms = Vec::new();
     if let Some(first) = kinds.first() {
         terms.push(format!("device.driver == {}", quoted(&first.driver)));
-        // Only where such devices exist: the field is unknown to a cluster
-        // without consumable capacity.
-        if class_has_shared {
-            terms.push("!device.allowMultipleAllocations".to_owned());
+        match held {
+            Held::Unspoken => {}
+            Held::Alone => terms.push("!device.allowMultipleAllocations".to_owned()),
+            Held::Shared => terms.push("device.allowMultipleAllocations".to_owned()),
         }
         let mut profiles: Vec<&str> = kinds.iter().filter_map(|k| k.profile.as_deref()).collect();
         profiles.sort_unstable();

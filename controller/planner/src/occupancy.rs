@@ -4,13 +4,14 @@
 //! taken, a simulation of taking several, and who stands in the way. The rules
 //! are those of the structured allocator: counters are charged by *published*
 //! devices that are allocated; a device that allows multiple allocations is
-//! charged once; a pool with an overdrawn counter gives out no device that draws
-//! on counters.
+//! charged once, with its first share, and each share takes of its capacities; a
+//! pool with an overdrawn counter gives out no device that draws on counters.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::inventory::Inventory;
-use crate::snapshot::{OrderRef, Snapshot};
+use crate::shares::{self, Share};
+use crate::snapshot::{AllocatedDevice, OrderRef, Snapshot};
 
 /// The state of all devices and counters.
 #[derive(Debug, Clone)]
@@ -18,6 +19,9 @@ pub(crate) struct Occupancy {
     /// Claims that hold each device, by device; indexes into the snapshot.
     holders: Vec<Vec<u32>>,
     taken: Vec<bool>,
+    /// What shares take of each capacity of a device, in published order and
+    /// nano-units; only of devices that have shares.
+    used: HashMap<usize, Vec<i128>>,
     /// What is left of each pool's counters, in nano-units.
     left: Vec<Vec<i128>>,
     overdrawn: Vec<bool>,
@@ -36,6 +40,7 @@ impl Occupancy {
         Self {
             holders: vec![Vec::new(); inventory.devices.len()],
             taken: vec![false; inventory.devices.len()],
+            used: HashMap::new(),
             left: inventory
                 .pools
                 .iter()
@@ -65,6 +70,9 @@ impl Occupancy {
                     occupancy.take(inventory, device);
                 }
                 occupancy.holders[device].push(u32::try_from(index).unwrap_or(u32::MAX));
+                if inventory.devices[device].device.allow_multiple_allocations {
+                    occupancy.charge(device, &held_amounts(inventory, device, held));
+                }
             }
         }
         for (pool, left) in occupancy.left.iter().enumerate() {
@@ -73,8 +81,54 @@ impl Occupancy {
         occupancy
     }
 
+    /// Whether a claim could get the device: alone, or this much of it.
+    pub(crate) fn available(
+        &self,
+        inventory: &Inventory<'_>,
+        device: usize,
+        share: Option<&Share>,
+    ) -> bool {
+        match share {
+            None => self.free(inventory, device),
+            Some(share) => self.share_of(inventory, device, share).is_some(),
+        }
+    }
+
+    /// What a share would take of each capacity; `None` where there is no room.
+    fn share_of(
+        &self,
+        inventory: &Inventory<'_>,
+        device: usize,
+        share: &Share,
+    ) -> Option<Vec<i128>> {
+        let view = &inventory.devices[device];
+        // Shares beside the first draw on no counter.
+        if !self.taken[device] && !self.free(inventory, device) {
+            return None;
+        }
+        let amounts = shares::charges(view, &share.requests)?;
+        let used = self.used.get(&device);
+        let mut capacities = view.device.capacity.values().zip(&amounts).enumerate();
+        let fits = capacities.all(|(index, (capacity, amount))| {
+            let before = used.map_or(0, |used| used[index]);
+            before.saturating_add(*amount) <= capacity.value.nano()
+        });
+        fits.then_some(amounts)
+    }
+
+    /// Adds what a share takes of a device's capacities.
+    fn charge(&mut self, device: usize, amounts: &[i128]) {
+        let used = self
+            .used
+            .entry(device)
+            .or_insert_with(|| vec![0; amounts.len()]);
+        for (used, amount) in used.iter_mut().zip(amounts) {
+            *used = used.saturating_add(*amount);
+        }
+    }
+
     /// Whether a dedicated claim could get the device.
-    pub(crate) fn free(&self, inventory: &Inventory<'_>, device: usize) -> bool {
+    fn free(&self, inventory: &Inventory<'_>, device: usize) -> bool {
         let view = &inventory.devices[device];
         if self.taken[device] {
             return false;
@@ -117,12 +171,77 @@ impl Occupancy {
         devices: &[usize],
         per_replica: u32,
         limit: u32,
+        share: Option<&Share>,
     ) -> Vec<Spot> {
-        if per_replica == 1 {
+        if let Some(share) = share {
+            self.place_shares(inventory, devices, share, limit as usize)
+        } else if per_replica == 1 {
             self.place_singly(inventory, devices, limit as usize)
         } else {
             self.place_together(inventory, devices, per_replica as usize, limit as usize)
         }
+    }
+
+    /// Shares meet on few devices: first on those that have shares already, the
+    /// fullest first, then on untouched ones.
+    fn place_shares(
+        &mut self,
+        inventory: &Inventory<'_>,
+        devices: &[usize],
+        share: &Share,
+        limit: usize,
+    ) -> Vec<Spot> {
+        let busy = self.busy_nodes(inventory);
+        let mut order: Vec<usize> = devices.to_vec();
+        order.sort_by_cached_key(|&device| {
+            let node = inventory.devices[device].nodes.first();
+            let on_node = node.map_or(0, |n| busy.get(n).copied().unwrap_or(0));
+            std::cmp::Reverse((self.filled(inventory, device), on_node))
+        });
+        let mut spots = Vec::new();
+        for device in order {
+            let Some(&node) = inventory.devices[device].nodes.first() else {
+                continue;
+            };
+            while spots.len() < limit {
+                let Some(amounts) = self.share_of(inventory, device, share) else {
+                    break;
+                };
+                if !self.taken[device] {
+                    self.take(inventory, device);
+                }
+                self.charge(device, &amounts);
+                spots.push(Spot {
+                    node,
+                    devices: vec![device],
+                });
+            }
+        }
+        spots
+    }
+
+    /// How much of a device is held in shares, in parts per million of the capacity
+    /// that is held most; at least one where it has any share.
+    fn filled(&self, inventory: &Inventory<'_>, device: usize) -> i128 {
+        let Some(used) = self.used.get(&device) else {
+            return 0;
+        };
+        let capacities = inventory.devices[device].device.capacity.values();
+        let parts = capacities
+            .zip(used)
+            .map(|(capacity, used)| used.saturating_mul(1_000_000) / capacity.value.nano().max(1));
+        parts.max().unwrap_or(0).max(1)
+    }
+
+    /// How many GPUs, of which nothing is held, these spots would take from.
+    pub(crate) fn untouched(&self, inventory: &Inventory<'_>, spots: &[Spot]) -> usize {
+        let devices = spots.iter().flat_map(|spot| &spot.devices);
+        let untouched =
+            devices.filter(|&&device| !self.taken[device] && self.broken(inventory, device) == 0);
+        untouched
+            .map(|&device| GpuKey::of(inventory, device))
+            .collect::<HashSet<_>>()
+            .len()
     }
 
     fn place_singly(
@@ -285,10 +404,11 @@ impl Occupancy {
         &self,
         inventory: &Inventory<'_>,
         devices: &[usize],
+        share: Option<&Share>,
     ) -> BTreeSet<usize> {
         let mut claims = BTreeSet::new();
         for &device in devices {
-            if self.free(inventory, device) {
+            if self.available(inventory, device, share) {
                 continue;
             }
             claims.extend(self.holders[device].iter().map(|&claim| claim as usize));
@@ -316,6 +436,18 @@ impl Occupancy {
         }
         claims
     }
+}
+
+/// What a claim holds of each capacity of a device that allows multiple allocations.
+fn held_amounts(inventory: &Inventory<'_>, device: usize, held: &AllocatedDevice) -> Vec<i128> {
+    let capacities = inventory.devices[device].device.capacity.iter();
+    capacities
+        .map(|(key, capacity)| match &held.share_id {
+            Some(_) => held.consumed_capacity.get(key).map_or(0, |q| q.nano()),
+            // Allocated before the device was handed out in shares: all of it.
+            None => capacity.value.nano(),
+        })
+        .collect()
 }
 
 /// How many physical devices these are, whatever their partitions.

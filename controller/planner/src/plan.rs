@@ -42,8 +42,12 @@ pub struct Plan {
     pub devices_per_replica: u32,
     /// Bytes that the replica needs on each device.
     pub memory_needed_bytes: u64,
-    /// Bytes that each granted device has: the least of the devices of this kind.
+    /// Bytes that are granted of each device: of a share what it takes, else all of
+    /// it, the least of the devices of this kind.
     pub memory_bytes: u64,
+    /// Bytes that each device has, whatever part of them is granted.
+    #[serde(default)]
+    pub device_memory_bytes: u64,
     /// CEL selectors for the claim's request: the class's own, and those that
     /// keep the scheduler's first fit on devices of this kind.
     pub selectors: Vec<String>,

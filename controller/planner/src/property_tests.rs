@@ -7,25 +7,28 @@ use crate::*;
 
 /// A cluster on which random claims were placed by the planner itself.
 fn crowded(sizes: &[u64]) -> Snapshot {
-    let mut cluster = h100_cluster(2, 2);
+    let mut cluster = with_shares(h100_cluster(2, 2));
     for (n, gib) in sizes.iter().enumerate() {
         let mut demand = demand(*gib);
         demand.order.name = format!("order-{n}");
+        // Some classes allow only one mode.
+        match gib % 3 {
+            0 => demand.sharing_modes = vec![SharingMode::Dedicated],
+            1 => demand.sharing_modes = vec![SharingMode::Shared],
+            _ => {}
+        }
         if let Outcome::Planned(plan) = plan(&cluster, &demand) {
-            let spot = &plan.placements[0];
-            let devices: Vec<String> = spot.devices.iter().map(|d| d.device.clone()).collect();
-            cluster.claims.push(claim(
-                Some(("team", &demand.order.name)),
-                &spot.node,
-                &devices,
-            ));
+            cluster.claims.push(claim_of(&plan, &demand.order, n));
         }
     }
     cluster
 }
 
-/// Whether the claims of a cluster overdraw any counter of any pool.
+/// Whether the claims of a cluster overdraw any counter of any pool, or any capacity of
+/// a device that they share.
 fn oversubscribed(cluster: &Snapshot) -> bool {
+    let mut charged = std::collections::HashSet::new();
+    let mut used: std::collections::HashMap<(String, String, String), i128> = Default::default();
     let mut left: std::collections::HashMap<(String, String, String), i128> = Default::default();
     for slice in &cluster.slices {
         for set in &slice.counter_sets {
@@ -43,6 +46,21 @@ fn oversubscribed(cluster: &Snapshot) -> bool {
             .flat_map(|s| &s.devices)
             .find(|d| d.name == held.device)
             .unwrap();
+        for (capacity, amount) in &held.consumed_capacity {
+            let key = (held.pool.clone(), held.device.clone(), capacity.clone());
+            let sum = used.entry(key).or_default();
+            *sum += amount.nano();
+            if *sum > device.capacity[capacity].value.nano() {
+                return true;
+            }
+        }
+        let first = charged.insert((held.pool.clone(), held.device.clone()));
+        if !first {
+            if held.share_id.is_none() {
+                return true;
+            }
+            continue;
+        }
         for consumption in &device.consumes {
             for (counter, amount) in &consumption.counters {
                 let key = (
@@ -72,7 +90,9 @@ proptest! {
     ) {
         let mut cluster = crowded(&sizes);
         let before = matches!(plan(&cluster, &demand(gib)), Outcome::Planned(_));
-        cluster.slices.extend(h100_slices("node-new", 1));
+        let mut node_new = h100_cluster(1, 1);
+        node_new.slices = h100_slices("node-new", 1);
+        cluster.slices.extend(with_shares(node_new).slices);
         cluster.nodes.push(node("node-new"));
         let after = matches!(plan(&cluster, &demand(gib)), Outcome::Planned(_));
         prop_assert!(!before || after);

@@ -238,14 +238,19 @@ fn a_device_class_that_cannot_judge_devices_of_another_class_does_not_hide_exhau
 }
 
 #[test]
-fn a_class_that_allows_only_shares_is_refused_clearly() {
+fn a_class_that_allows_only_shares_gets_no_device_alone() {
     let mut demand = demand(8);
     demand.sharing_modes = vec![SharingMode::Shared];
     let explanation = exhausted(plan(&h100_cluster(1, 1), &demand));
-    assert_eq!(
-        explanation.rejections[0].reason,
-        RejectionReason::SharingNotSupported
+    assert!(
+        explanation
+            .rejections
+            .iter()
+            .all(|r| r.reason == RejectionReason::SharingModeNotAllowed),
+        "{}",
+        explanation.long()
     );
+    assert!(explanation.to_string().contains("allows only shares"));
 }
 
 #[test]
@@ -253,8 +258,10 @@ fn a_shared_device_is_never_given_to_a_dedicated_claim() {
     let mut cluster = h100_cluster(1, 0);
     cluster.slices = plain_slices("node-0", 1, 80 * GIB);
     cluster.slices[0].devices[0].allow_multiple_allocations = true;
-    let explanation = exhausted(plan(&cluster, &demand(8)));
-    let shared = |r: &Rejection| r.reason == RejectionReason::SharingNotSupported;
+    let mut demand = demand(8);
+    demand.sharing_modes = vec![SharingMode::Dedicated];
+    let explanation = exhausted(plan(&cluster, &demand));
+    let shared = |r: &Rejection| r.reason == RejectionReason::SharingModeNotAllowed;
     assert!(
         explanation.rejections.iter().any(shared),
         "{}",
@@ -277,6 +284,7 @@ fn a_shared_device_charges_its_counters_once() {
     }
     cluster.claims = vec![share];
     let mut demand = demand(8);
+    demand.sharing_modes = vec![SharingMode::Dedicated];
     demand.replicas.max = 20;
     // Four compute slices and three usable memory slices are left.
     assert_eq!(planned(plan(&cluster, &demand)).replicas_that_fit, 3);

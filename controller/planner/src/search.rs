@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dra_cel::Quantity;
+
 use crate::candidates::{self, Candidate};
 use crate::demand::{Demand, PlacementType, SharingMode};
 use crate::explanation::{BrokenSelector, Explanation, Rejection, RejectionReason};
 use crate::inventory::Inventory;
-use crate::kinds::{self, Exclusion, Kind, KindKey, Kinds, SelectorCache};
-use crate::narrow;
+use crate::kinds::{self, Kind, KindKey, Kinds, SelectorCache};
+use crate::narrow::{self, Held};
 use crate::nodes;
 use crate::occupancy::{Occupancy, Spot, physical};
 use crate::plan::{DeviceRef, Outcome, Placement, Plan};
+use crate::shares::{self, NoShare};
 use crate::snapshot::{DeviceClass, Snapshot};
 use crate::wording;
 
@@ -25,9 +28,6 @@ pub(crate) fn plan(snapshot: &Snapshot, demand: &Demand, cache: &mut SelectorCac
     let classes = allowed_classes(snapshot, demand);
     if classes.is_empty() {
         return Outcome::NoDeviceClass(Explanation::summary(wording::no_device_class(demand)));
-    }
-    if !demand.sharing_modes.contains(&SharingMode::Dedicated) {
-        return Outcome::Exhausted(wording::only_shares());
     }
     if demand.memory.is_empty() {
         return Outcome::Exhausted(Explanation::summary(wording::no_count()));
@@ -74,11 +74,11 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn run(&self, classes: &[(usize, &DeviceClass)]) -> Outcome {
         let now = Occupancy::new(self.inventory, self.snapshot, &self.demand.order);
-        let singles = candidates::single(self.kinds, self.demand);
+        let singles = candidates::single(self.inventory, self.kinds, self.demand);
         let minimum = self.demand.replicas.min.max(1) as usize;
 
         let trials: Vec<Trial<'_>> = singles.iter().map(|c| self.attempt(&now, c)).collect();
-        let mut chosen = trials.iter().find(|t| t.spots.len() >= minimum);
+        let mut chosen = self.smallest(&now, &trials, minimum);
         let combined: Vec<Trial<'_>> = if chosen.is_none() {
             candidates::combined(&singles)
                 .iter()
@@ -117,6 +117,31 @@ impl<'a> Search<'a> {
         })
     }
 
+    /// The first candidate that holds enough. A share is as small as the need and so
+    /// usually the first; but where it would break into a GPU of which nothing is held,
+    /// and a partition or a share elsewhere would not, that strands less.
+    fn smallest<'t, 'k>(
+        &self,
+        now: &Occupancy,
+        trials: &'t [Trial<'k>],
+        minimum: usize,
+    ) -> Option<&'t Trial<'k>> {
+        let first = trials.iter().find(|t| t.spots.len() >= minimum)?;
+        if first.candidate.share.is_none() || !first.candidate.is_part() {
+            return Some(first);
+        }
+        let same_need = |t: &&Trial<'_>| {
+            t.spots.len() >= minimum
+                && t.candidate.is_part()
+                && t.candidate.need == first.candidate.need
+        };
+        let untouched = |t: &&Trial<'_>| {
+            let needed = t.spots.get(..minimum).unwrap_or(&t.spots);
+            now.untouched(self.inventory, needed)
+        };
+        trials.iter().filter(same_need).min_by_key(untouched)
+    }
+
     fn attempt<'k>(&self, now: &Occupancy, candidate: &Candidate<'k>) -> Trial<'k> {
         let limit = self
             .demand
@@ -125,9 +150,13 @@ impl<'a> Search<'a> {
             .max(self.demand.replicas.min)
             .max(1);
         let per_replica = candidate.need.devices;
-        let spots = now
-            .clone()
-            .place(self.inventory, &candidate.devices, per_replica, limit);
+        let spots = now.clone().place(
+            self.inventory,
+            &candidate.devices,
+            per_replica,
+            limit,
+            candidate.share.as_ref(),
+        );
         Trial {
             candidate: candidate.clone(),
             spots,
@@ -160,20 +189,35 @@ impl<'a> Search<'a> {
         Plan {
             device_class_name: class.clone(),
             driver: candidate.driver().to_owned(),
-            sharing_mode: SharingMode::Dedicated,
+            sharing_mode: match candidate.share {
+                Some(_) => SharingMode::Shared,
+                None => SharingMode::Dedicated,
+            },
             placement_type: candidate.placement(),
             profile: candidate.profile().map(str::to_owned),
             devices_per_replica: candidate.need.devices,
             memory_needed_bytes: candidate.need.bytes_per_device,
             memory_bytes: candidate.memory(),
+            device_memory_bytes: candidate.device_memory(),
             selectors: narrow::selectors(
                 &candidate.kinds,
                 memory_domain,
                 candidate.need.bytes_per_device,
-                self.class_has_shared(candidate.class()),
+                candidate
+                    .share
+                    .as_ref()
+                    .map_or_else(|| self.dedicated(candidate.class()), |_| Held::Shared),
                 &self.demand.selectors,
             ),
-            capacity_requests: BTreeMap::new(),
+            capacity_requests: candidate
+                .share
+                .as_ref()
+                .map_or_else(BTreeMap::new, |share| {
+                    let amounts = share.requests.iter();
+                    amounts
+                        .map(|(key, nano)| (key.clone(), Quantity::from_nano(*nano)))
+                        .collect()
+                }),
             replicas_that_fit: fit,
             below_minimum,
             placements: placements.collect(),
@@ -185,16 +229,18 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether the class has devices that are handed out in shares.
-    fn class_has_shared(&self, class: usize) -> bool {
+    /// How a claim of the class says that it wants a device alone.
+    fn dedicated(&self, class: usize) -> Held {
         let kinds = self
             .kinds
             .kinds
             .iter()
             .filter(|(key, _)| key.class == class);
-        kinds
-            .into_iter()
-            .any(|(_, kind)| kind.excluded.contains_key(&Exclusion::Shared))
+        if kinds.into_iter().any(|(key, _)| key.shared) {
+            Held::Alone
+        } else {
+            Held::Unspoken
+        }
     }
 
     fn describe(&self, candidate: &Candidate<'_>) -> String {
@@ -288,7 +334,13 @@ impl<'a> Search<'a> {
             let mut empty = Occupancy::empty(self.inventory);
             let per_replica = candidate.need.devices;
             if empty
-                .place(self.inventory, &candidate.devices, per_replica, 1)
+                .place(
+                    self.inventory,
+                    &candidate.devices,
+                    per_replica,
+                    1,
+                    candidate.share.as_ref(),
+                )
                 .is_empty()
             {
                 (
@@ -296,7 +348,8 @@ impl<'a> Search<'a> {
                     wording::too_few_per_node(per_replica),
                 )
             } else {
-                let claims = now.in_the_way(self.inventory, &candidate.devices);
+                let claims =
+                    now.in_the_way(self.inventory, &candidate.devices, candidate.share.as_ref());
                 let physical = physical(self.inventory, &candidate.devices);
                 detail = Some(wording::taken_long(self.snapshot, physical, &claims));
                 (
@@ -354,6 +407,8 @@ impl<'a> Search<'a> {
                 RejectionReason::PartitionsNotCombined,
                 wording::partitions_not_combined(),
             )
+        } else if let Some((reason, message)) = self.no_share(key, kind, single) {
+            (reason, message)
         } else {
             (
                 RejectionReason::TooSmall,
@@ -371,6 +426,32 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Why a kind that is held in shares gives none that is large enough.
+    fn no_share(
+        &self,
+        key: &KindKey,
+        kind: &Kind,
+        need: Option<u64>,
+    ) -> Option<(RejectionReason, String)> {
+        let device = kind.usable.first().filter(|_| key.shared)?;
+        let Some(need) = need else {
+            let message = wording::shares_not_combined();
+            return Some((RejectionReason::PartitionsNotCombined, message));
+        };
+        let view = &self.inventory.devices[*device];
+        match shares::smallest(view, need, &self.demand.share_bounds).err()? {
+            NoShare::TooSmall => None,
+            NoShare::AboveMaximum { bytes, maximum } => Some((
+                RejectionReason::ShareTooLarge,
+                wording::share_above_maximum(bytes, maximum),
+            )),
+            NoShare::NotAllowed => Some((
+                RejectionReason::ShareTooLarge,
+                wording::share_not_allowed(need),
+            )),
+        }
+    }
+
     /// Why nothing fits: never, or not now.
     fn exhausted_summary(
         &self,
@@ -383,7 +464,13 @@ impl<'a> Search<'a> {
             let mut empty = Occupancy::empty(self.inventory);
             let per_replica = candidate.need.devices;
             if !empty
-                .place(self.inventory, &candidate.devices, per_replica, 1)
+                .place(
+                    self.inventory,
+                    &candidate.devices,
+                    per_replica,
+                    1,
+                    candidate.share.as_ref(),
+                )
                 .is_empty()
             {
                 empty_fit = Some(candidate);
@@ -400,7 +487,10 @@ impl<'a> Search<'a> {
             .flat_map(|c| c.devices.iter().copied())
             .collect();
         let devices: Vec<usize> = devices.into_iter().collect();
-        let claims = now.in_the_way(self.inventory, &devices);
+        let claims = singles.iter().flat_map(|candidate| {
+            now.in_the_way(self.inventory, &candidate.devices, candidate.share.as_ref())
+        });
+        let claims: BTreeSet<usize> = claims.collect();
         wording::taken_short(
             self.snapshot,
             self.demand,

@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::demand::{Demand, MemoryNeed, PlacementType, ReplicaBounds};
-use crate::explanation::{BrokenSelector, Explanation, Rejection, RejectionReason, shorten};
+use crate::demand::{Demand, MemoryNeed, PlacementType, ReplicaBounds, SharingMode};
+use crate::explanation::{BrokenSelector, RejectionReason, shorten};
 use crate::kinds::{Exclusion, KindKey, Kinds};
 use crate::snapshot::Snapshot;
 
@@ -31,15 +31,14 @@ fn count(number: usize, noun: &str) -> String {
 
 /// Names kinds of one device class: `mig.example.com 1g.10gb (9.75 GiB)`.
 pub(crate) fn kinds(class: &str, kinds: &[&KindKey], devices: u32) -> String {
-    let names: Vec<&str> = kinds
-        .iter()
-        .map(|key| match (&key.profile, key.placement) {
-            (Some(profile), _) => profile.as_str(),
-            (None, PlacementType::WholeDevice) => "whole device",
-            (None, PlacementType::Partition) => "partition",
-        })
-        .collect();
-    let mut distinct: Vec<&str> = Vec::new();
+    let names = kinds.iter().map(|key| match (&key.profile, key.placement) {
+        (Some(profile), _) if key.shared => format!("share of {profile}"),
+        (Some(profile), _) => profile.clone(),
+        (None, _) if key.shared => "share".to_owned(),
+        (None, PlacementType::WholeDevice) => "whole device".to_owned(),
+        (None, PlacementType::Partition) => "partition".to_owned(),
+    });
+    let mut distinct: Vec<String> = Vec::new();
     for name in names {
         if !distinct.contains(&name) {
             distinct.push(name);
@@ -84,25 +83,6 @@ pub(crate) fn no_device_class(demand: &Demand) -> String {
         ),
         _ => "The cluster has no DeviceClass: no DRA driver for accelerators is installed."
             .to_owned(),
-    }
-}
-
-/// The class allows only what this version cannot plan.
-pub(crate) fn only_shares() -> Explanation {
-    let message = "the class allows only the sharing mode Shared, and shares of devices are not \
-                   planned in this version; allow Dedicated too";
-    Explanation {
-        summary: format!("Nothing was searched: {message}."),
-        rejections: vec![Rejection {
-            candidate: "shares".to_owned(),
-            device_class_name: String::new(),
-            placement_type: None,
-            profile: None,
-            reason: RejectionReason::SharingNotSupported,
-            message: message.to_owned(),
-            detail: None,
-        }],
-        broken_selectors: Vec::new(),
     }
 }
 
@@ -173,7 +153,7 @@ pub(crate) fn excluded(excluded: &BTreeMap<Exclusion, u32>) -> (RejectionReason,
         Some(Exclusion::PoolIncomplete(_) | Exclusion::PoolInvalid(_)) => {
             RejectionReason::PoolUnusable
         }
-        Some(Exclusion::Shared) => RejectionReason::SharingNotSupported,
+        Some(Exclusion::SharingMode(_)) => RejectionReason::SharingModeNotAllowed,
         Some(Exclusion::Selector) | None => RejectionReason::SelectorMismatch,
     };
     let parts: Vec<String> = excluded
@@ -191,8 +171,34 @@ fn exclusion(exclusion: &Exclusion) -> String {
         Exclusion::Node => "are on nodes that the order may not use".to_owned(),
         Exclusion::PoolIncomplete(detail) => format!("are in an incomplete pool ({detail})"),
         Exclusion::PoolInvalid(detail) => format!("are in an invalid pool ({detail})"),
-        Exclusion::Shared => "are handed out in shares, which are not planned yet".to_owned(),
+        Exclusion::SharingMode(mode) => sharing_mode(*mode).to_owned(),
     }
+}
+
+fn sharing_mode(mode: SharingMode) -> &'static str {
+    match mode {
+        SharingMode::Shared => "are handed out in shares, which the class does not allow",
+        SharingMode::Dedicated => "are held alone, and the class allows only shares",
+    }
+}
+
+pub(crate) fn shares_not_combined() -> String {
+    "shares are not combined to hold one replica".to_owned()
+}
+
+pub(crate) fn share_above_maximum(bytes: u64, maximum: u64) -> String {
+    format!(
+        "a share of {} is needed, the class allows {} of these devices (maxSharePercent)",
+        gib(bytes),
+        gib(maximum)
+    )
+}
+
+pub(crate) fn share_not_allowed(bytes: u64) -> String {
+    format!(
+        "the device's request policy allows no share that holds {}",
+        gib(bytes)
+    )
 }
 
 /// Nothing fits even on an empty cluster.
@@ -202,15 +208,16 @@ pub(crate) fn never_fits(snapshot: &Snapshot, demand: &Demand, kinds: &Kinds) ->
     let keys: Vec<&KindKey> = kinds.kinds.keys().filter(allowed).collect();
     let mut best: Option<(u64, &MemoryNeed, &KindKey)> = None;
     for need in &demand.memory {
-        let fits_count =
-            |key: &&&KindKey| need.devices == 1 || key.placement == PlacementType::WholeDevice;
+        let fits_count = |key: &&&KindKey| {
+            need.devices == 1 || (!key.shared && key.placement == PlacementType::WholeDevice)
+        };
         for key in keys
             .iter()
             .copied()
             .filter(usable)
             .filter(|k| fits_count(&k))
         {
-            let missing = need.bytes_per_device.saturating_sub(key.memory);
+            let missing = need.bytes_per_device.saturating_sub(most(key, demand));
             if best.is_none_or(|(least, ..)| missing < least) {
                 best = Some((missing, need, key));
             }
@@ -259,6 +266,17 @@ pub(crate) fn never_fits(snapshot: &Snapshot, demand: &Demand, kinds: &Kinds) ->
     }
 }
 
+/// The most memory that one replica may have of a device of this kind, in bytes.
+fn most(key: &KindKey, demand: &Demand) -> u64 {
+    match demand.share_bounds.max_percent {
+        Some(percent) if key.shared => {
+            let most = u128::from(key.memory) * u128::from(percent) / 100;
+            u64::try_from(most).unwrap_or(u64::MAX)
+        }
+        _ => key.memory,
+    }
+}
+
 fn kinds_of(snapshot: &Snapshot, key: &KindKey) -> String {
     kinds(&snapshot.device_classes[key.class].name, &[key], 1)
 }
@@ -270,7 +288,7 @@ fn short_exclusion(exclusion: &Exclusion) -> &'static str {
         Exclusion::Tainted(_) => "are tainted",
         Exclusion::Node => "are on nodes that cannot be used",
         Exclusion::PoolIncomplete(_) | Exclusion::PoolInvalid(_) => "are in unusable pools",
-        Exclusion::Shared => "are handed out in shares only",
+        Exclusion::SharingMode(mode) => sharing_mode(*mode),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::metrics::Metrics;
 use dra_cel::Selector;
 use inference_api::{
     ClassCondition as C, ClassEvent, ClassReason as R, ConditionUpdate, InferenceService,
-    InferenceServiceClass, InferenceServiceClassStatus, SharingMode, set_condition,
+    InferenceServiceClass, InferenceServiceClassStatus, set_condition,
 };
 use k8s_openapi::api::resource::v1::DeviceClass;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -100,16 +100,6 @@ pub fn judge(class: &InferenceServiceClass, cluster: Cluster<'_>) -> [ConditionU
         return ready(
             R::DeviceApiUnavailable,
             "the cluster does not serve resource.k8s.io/v1; it must be Kubernetes 1.34 or later"
-                .into(),
-        );
-    }
-    if !policy
-        .allowed_sharing_modes
-        .contains(&SharingMode::Dedicated)
-    {
-        return ready(
-            R::SharingNotSupported,
-            "the class allows Shared alone, and this version gives out no shares; add Dedicated"
                 .into(),
         );
     }
@@ -312,7 +302,7 @@ mod tests {
     #[case::shares_alone(
         "acceleratorPolicy: {allowedSharingModes: [Shared]}",
         "Validated",
-        "SharingNotSupported"
+        "Ready"
     )]
     #[case::no_such_device_class(
         "acceleratorPolicy: {deviceClassNames: [gpu, none]}",

@@ -120,10 +120,7 @@ pub fn decide(order: &InferenceService, seen: &Seen, cx: &Context) -> Decision {
         Err(why) => return decision.stop(Refusal::new(C::Planned, R::NoRecipe, why)),
     };
     decision.recipe = Some((recipe.clone(), why));
-    let demand = match validate::demand(order, &class.spec, &recipe, &facts) {
-        Ok(demand) => demand,
-        Err(refusal) => return decision.stop(refusal),
-    };
+    let demand = validate::demand(order, &class.spec, &recipe, &facts);
     if !cx.device_api {
         return decision.stop(Refusal::new(
             C::Planned,

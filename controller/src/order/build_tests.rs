@@ -70,7 +70,6 @@ fn demand(placement: &str) -> Demand {
         recipe,
         &fixture::facts(Format::Gguf),
     )
-    .unwrap()
 }
 
 fn copy(ready: bool, scheduled: bool) -> Copy {

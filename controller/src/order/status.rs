@@ -130,6 +130,18 @@ fn placement_type(placement: planner::PlacementType) -> inference_api::Placement
     }
 }
 
+/// What a copy takes of its device's memory, in percent and rounded up; none where it
+/// has the device alone.
+fn share_percent(plan: &Plan) -> Option<i32> {
+    let shared = plan.sharing_mode == planner::SharingMode::Shared;
+    let whole = plan.device_memory_bytes;
+    if !shared || whole == 0 {
+        return None;
+    }
+    let percent = (u128::from(plan.memory_bytes) * 100).div_ceil(u128::from(whole));
+    i32::try_from(percent).ok()
+}
+
 fn plan_status(plan: &Plan, decision: &Decision, old: Option<&PlanStatus>) -> PlanStatus {
     let mut status = PlanStatus {
         device_class_name: Some(plan.device_class_name.clone()),
@@ -139,7 +151,7 @@ fn plan_status(plan: &Plan, decision: &Decision, old: Option<&PlanStatus>) -> Pl
         }),
         placement_type: Some(placement_type(plan.placement_type)),
         profile: plan.profile.clone(),
-        share_percent: None,
+        share_percent: share_percent(plan),
         devices_per_replica: i32::try_from(plan.devices_per_replica).ok(),
         memory_per_device_bytes: Some(int(plan.memory_bytes)),
         required_memory_bytes: Some(int(plan

@@ -121,30 +121,18 @@ pub fn model_refusal(error: &ModelError) -> Refusal {
 }
 
 /// What the planner is asked for.
-///
-/// # Errors
-/// SharingNotSupported where the class allows nothing that this version places.
 pub fn demand(
     order: &InferenceService,
     class: &InferenceServiceClassSpec,
     recipe: &Recipe,
     facts: &ModelFacts,
-) -> Result<Demand, Refusal> {
+) -> Demand {
     let policy = class.accelerators();
-    if !policy
-        .allowed_sharing_modes
-        .contains(&SharingMode::Dedicated)
-    {
-        return Err(Refusal::new(
-            C::Planned,
-            R::SharingNotSupported,
-            "the class allows Shared placements alone, and this version gives out no shares",
-        ));
-    }
     let max = u32::try_from(policy.max_accelerator_count.max(1)).unwrap_or(1);
     let scaling = class.scaling();
     let count = |n: i32| u32::try_from(n).unwrap_or(0);
-    Ok(Demand {
+    let percent = |bound: Option<i32>| bound.and_then(|p| u32::try_from(p).ok());
+    Demand {
         order: OrderRef {
             namespace: order.namespace().unwrap_or_default(),
             name: order.name_any(),
@@ -173,7 +161,10 @@ pub fn demand(
             .flatten()
             .map(|s| s.cel.expression.clone())
             .collect(),
-        share_bounds: ShareBounds::default(),
+        share_bounds: ShareBounds {
+            min_percent: percent(policy.min_share_percent),
+            max_percent: percent(policy.max_share_percent),
+        },
         replicas: ReplicaBounds {
             min: count(scaling.min_replicas),
             max: count(scaling.max_replicas),
@@ -181,7 +172,7 @@ pub fn demand(
         device_tolerations: vec![],
         node_tolerations: vec![],
         node_selector: Default::default(),
-    })
+    }
 }
 
 /// A hash of everything in a demand that a placement depends on; the number of

@@ -90,7 +90,7 @@ fn a_class_without_accelerator_policy_asks_for_one_whole_device_a_061() {
         .choose(Format::Gguf, EndpointType::Chat)
         .unwrap()
         .recipe;
-    let demand = demand(&fixture::order(""), &class_of("").spec, recipe, &facts).unwrap();
+    let demand = demand(&fixture::order(""), &class_of("").spec, recipe, &facts);
     assert_eq!(
         demand.placement_types,
         [planner::PlacementType::WholeDevice]
@@ -100,18 +100,24 @@ fn a_class_without_accelerator_policy_asks_for_one_whole_device_a_061() {
 }
 
 #[test]
-fn a_class_of_shares_alone_is_refused() {
+fn the_bounds_of_a_class_reach_the_planner() {
+    //
     let (book, facts) = (RecipeBook::shipped().unwrap(), fixture::facts(Format::Gguf));
     let recipe = book
         .choose(Format::Gguf, EndpointType::Chat)
         .unwrap()
         .recipe;
-    let class = class_of("acceleratorPolicy: {allowedSharingModes: [Shared]}");
+    let class = class_of(
+        "acceleratorPolicy: {allowedSharingModes: [Shared], minSharePercent: 10, maxSharePercent: 50}",
+    );
+    let demand = demand(&fixture::order(""), &class.spec, recipe, &facts);
+    assert_eq!(demand.sharing_modes, [planner::SharingMode::Shared]);
     assert_eq!(
-        demand(&fixture::order(""), &class.spec, recipe, &facts)
-            .unwrap_err()
-            .reason,
-        R::SharingNotSupported
+        (
+            demand.share_bounds.min_percent,
+            demand.share_bounds.max_percent
+        ),
+        (Some(10), Some(50))
     );
 }
 
@@ -123,7 +129,12 @@ fn scaling_does_not_settle_a_plan_anew_and_a_policy_does() {
         .unwrap()
         .recipe;
     let of = |spec: &str| {
-        inputs(&demand(&fixture::order(""), &class_of(spec).spec, recipe, &facts).unwrap())
+        inputs(&demand(
+            &fixture::order(""),
+            &class_of(spec).spec,
+            recipe,
+            &facts,
+        ))
     };
     assert_eq!(
         of(""),

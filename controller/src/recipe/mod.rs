@@ -85,16 +85,18 @@ pub struct Arguments {
     /// Only for these contracts; absent: for all.
     #[serde(default)]
     pub contracts: Option<Vec<EndpointType>>,
-    /// Only for models of this kind.
+    /// Only for such models or placements.
     #[serde(default)]
     pub only_with: Option<OnlyWith>,
 }
 
-/// A property of the model that arguments depend on.
+/// What arguments depend on besides the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum OnlyWith {
     /// The model keeps a cache of keys and values.
     KvCache,
+    /// The copy has a share of its device, beside others.
+    Share,
 }
 
 /// Paths that answer 200 when.

@@ -34,6 +34,7 @@ placeholders! {
     BatchTokens: "batchTokens" => "Tokens computed at once.",
     Devices: "devices" => "Devices of one copy.",
     KvCacheBytes: "kvCacheBytes" => "Bytes of cache on each device.",
+    MemoryFraction: "memoryFraction" => "Part of a device's memory that is granted, as 0.0001 to 1.",
 }
 
 /// The values of all placeholders.

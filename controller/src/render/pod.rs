@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
-use planner::Plan;
+use planner::{Plan, SharingMode};
 use std::collections::BTreeSet;
 
 /// User and group of every container; also the volume's group.
@@ -331,6 +331,14 @@ fn probe(path: &str, period: i32, failures: i32) -> Probe {
     }
 }
 
+/// The granted part of a device's memory, rounded down to four places: a runtime that
+/// takes a little less than its share starts, one that takes more does not.
+fn memory_fraction(plan: &Plan) -> String {
+    let whole = u128::from(plan.device_memory_bytes.max(1));
+    let parts = (u128::from(plan.memory_bytes) * 10_000 / whole).clamp(1, 10_000);
+    format!("{}.{:04}", parts / 10_000, parts % 10_000)
+}
+
 fn arguments(input: &Input<'_>) -> Vec<String> {
     let (recipe, facts) = (input.recipe, input.facts);
     let devices = input.plan.devices_per_replica;
@@ -353,6 +361,7 @@ fn arguments(input: &Input<'_>) -> Vec<String> {
             Placeholder::KvCacheBytes,
             memory::granted_cache(recipe, facts, devices, input.plan.memory_bytes).to_string(),
         ),
+        (Placeholder::MemoryFraction, memory_fraction(input.plan)),
     ]
     .into();
     if let Some(file) = &facts.entry_file {
@@ -371,7 +380,11 @@ fn arguments(input: &Input<'_>) -> Vec<String> {
                 .as_ref()
                 .is_none_or(|c| c.contains(&input.contract))
         })
-        .filter(|a| a.only_with != Some(OnlyWith::KvCache) || cached)
+        .filter(|a| match a.only_with {
+            None => true,
+            Some(OnlyWith::KvCache) => cached,
+            Some(OnlyWith::Share) => input.plan.sharing_mode == SharingMode::Shared,
+        })
         .flat_map(|a| a.args.iter().filter_map(|word| expand(word, &values)))
         .collect()
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::{Checksum, Format, KvLayout, ModelFile, ModelRequest};
 use crate::recipe::RecipeBook;
-use planner::{Explanation, Placement, PlacementType, SharingMode};
+use planner::{Explanation, Placement, PlacementType, Plan, SharingMode};
 use rstest::rstest;
 use std::path::Path;
 
@@ -65,6 +65,7 @@ pub(crate) fn plan(devices: u32) -> Plan {
         devices_per_replica: devices,
         memory_needed_bytes: 1_500_000_000,
         memory_bytes: 10_468_982_784,
+        device_memory_bytes: 10_468_982_784,
         selectors: vec!["device.attributes['gpu.ai.deckhouse.io'].profile == '1g.10gb'".into()],
         capacity_requests: BTreeMap::new(),
         replicas_that_fit: 2,
@@ -95,16 +96,25 @@ fn render(
     devices: u32,
     replicas: i32,
 ) -> String {
+    render_plan(order, format, contract, &plan(devices), replicas)
+}
+
+fn render_plan(
+    order: &InferenceService,
+    format: Format,
+    contract: EndpointType,
+    plan: &Plan,
+    replicas: i32,
+) -> String {
     let book = RecipeBook::shipped().unwrap();
     let facts = facts(format);
-    let plan = plan(devices);
     let installation = installation();
     let input = Input {
         order,
         facts: &facts,
         recipe: book.choose(format, contract).unwrap().recipe,
         contract,
-        plan: &plan,
+        plan,
         replicas,
         token: true,
         storage_class: Some("fast"),
@@ -145,12 +155,47 @@ fn objects_equal_their_golden_file(
     #[case] contract: EndpointType,
     #[case] devices: u32,
 ) {
-    let rendered = render(&order(extra), format, contract, devices, 1);
+    expect_golden(name, &render(&order(extra), format, contract, devices, 1));
+}
+
+#[test]
+fn a_share_is_requested_and_the_runtime_keeps_to_it() {
+    let mut plan = plan(1);
+    plan.device_class_name = "share.ai.deckhouse.io".into();
+    plan.sharing_mode = SharingMode::Shared;
+    plan.placement_type = PlacementType::WholeDevice;
+    plan.profile = None;
+    plan.memory_bytes = 12 << 30;
+    plan.device_memory_bytes = 80 << 30;
+    plan.capacity_requests = [
+        ("memory".to_owned(), planner::Quantity::from_bytes(12 << 30)),
+        ("cores".to_owned(), planner::Quantity::from_units(15)),
+    ]
+    .into();
+    let rendered = render_plan(
+        &order(""),
+        Format::Safetensors,
+        EndpointType::Chat,
+        &plan,
+        1,
+    );
+    for said in [
+        "memory: 12Gi",
+        "cores: \"15\"",
+        "--gpu-memory-utilization",
+        "0.1500",
+    ] {
+        assert!(rendered.contains(said), "{said} in\n{rendered}");
+    }
+    expect_golden("vllm-share", &rendered);
+}
+
+fn expect_golden(name: &str, rendered: &str) {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/golden/pods/{name}.yaml"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, &rendered).unwrap();
+        std::fs::write(&path, rendered).unwrap();
     }
     let golden = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(

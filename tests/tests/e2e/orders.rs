@@ -28,9 +28,19 @@ async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted
     )
     .await?;
 
+    put_class(
+        &cluster.client,
+        "e2e-alone",
+        json!({
+            "allowedSharingModes": ["Dedicated"],
+            "allowedPlacementTypes": ["WholeDevice", "Partition"],
+        }),
+    )
+    .await?;
+
     // The scheduler spreads pods over nodes; the plan's preference brings both to one GPU.
-    let first = Order::file(&cluster, &namespace, "first", "default-llm", SMOLLM).await?;
-    let second = Order::file(&cluster, &namespace, "second", "default-llm", SMOLLM).await?;
+    let first = Order::file(&cluster, &namespace, "first", "e2e-alone", SMOLLM).await?;
+    let second = Order::file(&cluster, &namespace, "second", "e2e-alone", SMOLLM).await?;
     let whole = Order::file(&cluster, &namespace, "whole-llm", "e2e-whole", SMOLLM).await?;
     let served = first.ready().await?;
     second.ready().await?;

@@ -210,6 +210,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the GPU has fallen off the bus, or cannot be reached for another reason.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.code() == Some(NvmlCode::GpuLost)
+    }
+
     /// NVML's code, where the error came from NVML.
     #[must_use]
     pub fn code(&self) -> Option<NvmlCode> {

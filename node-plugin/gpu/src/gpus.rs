@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nvml_wrapper::bitmasks::InitFlags;
 use nvml_wrapper::error::NvmlError;
@@ -14,7 +14,10 @@ use nvml_wrapper::{Device, Nvml};
 use crate::error::{Error, NvmlCode};
 use crate::instances::on;
 use crate::raw::{self, DeviceHandle, Failed};
-use crate::{Gpu, Inventory, Library, MigMode, PciAddress, UnreadableGpu, profile, sysfs};
+use crate::topology::{self, Topology};
+use crate::{
+    ComputeMode, Gpu, Inventory, Library, MigMode, PciAddress, UnreadableGpu, profile, sysfs,
+};
 
 /// Where the kernel's file systems are, as this process sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +31,8 @@ pub struct Roots {
 /// The GPUs of this node, through one NVML that stays initialised. Calls block; they
 /// are safe from several threads at once.
 pub struct Gpus {
-    pub(crate) nvml: Nvml,
+    /// Shared with the event sets, which must not outlive it.
+    pub(crate) nvml: Arc<Nvml>,
     /// Lookups by PCI address take the driver's lock and are slow under load.
     handles: Mutex<HashMap<PciAddress, DeviceHandle>>,
 }
@@ -67,7 +71,7 @@ impl Gpus {
                 },
             })?;
         Ok(Self {
-            nvml,
+            nvml: Arc::new(nvml),
             handles: Mutex::default(),
         })
     }
@@ -180,6 +184,12 @@ impl Gpus {
             }
             instances = self.list(handle).map_err(failed)?;
         }
+        let Topology {
+            nvlinks,
+            fabric_clique,
+            memory_bandwidth_mbps,
+            pcie,
+        } = topology::read(&self.nvml, handle).map_err(failed)?;
         Ok(Gpu {
             pci,
             index,
@@ -197,6 +207,12 @@ impl Gpus {
             memory_bytes,
             numa_node: sysfs::numa_node(&roots.sys, pci),
             pcie_root: sysfs::pcie_root(&roots.sys, pci),
+            pcie,
+            memory_bandwidth_mbps,
+            nvlinks,
+            fabric_clique,
+            // Where there are no modes, as on a virtual GPU, anybody may compute.
+            compute_mode: raw::compute_mode(&self.nvml, handle).unwrap_or(ComputeMode::Default),
             mig,
             profiles,
             instances,
@@ -220,6 +236,14 @@ impl Gpus {
     /// MIG guide says that Ampere needs a reset and Hopper and later do not.
     pub(crate) fn is_mig_switchable(&self, device: DeviceHandle) -> bool {
         raw::compute_capability(&self.nvml, device).is_ok_and(|(major, _)| major >= 9)
+    }
+
+    /// Drops a GPU's handle, so that the next call looks it up again.
+    pub(crate) fn forget(&self, pci: PciAddress) {
+        self.handles
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&pci);
     }
 
     /// A GPU's handle, looked up once.

@@ -9,6 +9,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{ComputeMode, NvLink, Pcie};
+
 /// Everything that is known about the GPUs of one node at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -56,6 +58,18 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
     /// The PCIe root complex, such as `pci0000:64` (sysfs).
     pub pcie_root: Option<String>,
+    /// The PCIe link at its best.
+    pub pcie: Option<Pcie>,
+    /// Device memory bandwidth in MB/s, from the bus width and the highest memory clock.
+    pub memory_bandwidth_mbps: Option<u64>,
+    /// The active NVLinks by number; empty without NVLink.
+    pub nvlinks: Vec<NvLink>,
+    /// The `NVSwitch` fabric that the GPU has joined: the cluster's UUID and the clique in
+    /// it, within which any GPU reaches any other. A UUID of zeros is a fabric of this node
+    /// alone (HGX boards), and then says nothing across nodes.
+    pub fabric_clique: Option<(String, u32)>,
+    /// Who may compute on it.
+    pub compute_mode: ComputeMode,
     /// What MIG can do on this GPU now.
     pub mig: MigMode,
     /// The GPU instance profiles that NVML reports, with their placements; empty without MIG.

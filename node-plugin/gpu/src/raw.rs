@@ -73,6 +73,14 @@ macro_rules! zeroed {
     }};
 }
 
+mod events;
+mod readings;
+
+pub(crate) use events::{
+    DOUBLE_BIT_ECC, EventSet, RawEvent, SINGLE_BIT_ECC, XID, supported_events,
+};
+pub(crate) use readings::*;
+
 /// The version word of a struct (`NVML_STRUCT_VERSION`).
 const fn struct_version<T>(version: u32) -> u32 {
     size_of::<T>() as u32 | (version << 24)

@@ -20,7 +20,7 @@ use super::checkpoint::{
     CheckpointError, Checkpoints, ClaimRef, PreparedDevice, Record, Stage, Target,
 };
 use super::driver::{Driver, DriverError, NodeFiles};
-use super::hardware::{Hardware, HardwareError};
+use super::hardware::{GpuEvents, Hardware, HardwareError};
 use super::targets::{holder_of, pci_of, plan, ready, refuse_overlap, release};
 use crate::metrics::{Phase, phase};
 
@@ -435,6 +435,22 @@ impl Hardware for NoHardware {
     }
 
     fn disable_mig(&self, _: PciAddress) -> Result<(), HardwareError> {
+        Err(unavailable())
+    }
+
+    fn health(&self, _: PciAddress) -> Result<gpu::HealthReading, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn set_compute_mode(&self, _: PciAddress, _: gpu::ComputeMode) -> Result<(), HardwareError> {
+        Err(unavailable())
+    }
+
+    fn processes(&self, _: PciAddress) -> Result<Vec<gpu::Process>, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn events(&self, _: &[PciAddress]) -> Result<Box<dyn GpuEvents>, HardwareError> {
         Err(unavailable())
     }
 }

@@ -4,8 +4,12 @@
 //! gone. Never: a decision; the calls block and belong on a blocking thread.
 
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
-use gpu::{Gpu, Gpus, Inventory, MigInstance, PciAddress, Placement, Roots};
+use gpu::{
+    ComputeMode, Gpu, GpuEvent, Gpus, HealthReading, Inventory, MigInstance, PciAddress, Placement,
+    Process, Roots,
+};
 
 use crate::metrics::{Call, Calls};
 
@@ -15,6 +19,9 @@ pub enum HardwareError {
     /// NVML describes every GPU of the node, and this one is not among them.
     #[error("there is no GPU at {0} on this node")]
     Absent(PciAddress),
+    /// The GPU has fallen off the bus, with NVML's error in the text.
+    #[error("{0}")]
+    Lost(String),
     /// Anything else, with NVML's error in the text.
     #[error("{0}")]
     Failed(String),
@@ -63,6 +70,52 @@ pub trait Hardware: Send + Sync + 'static {
     /// # Errors
     /// When instances exist.
     fn disable_mig(&self, pci: PciAddress) -> Result<(), HardwareError>;
+
+    /// Reads a GPU's error counters, throttling and temperature.
+    ///
+    /// # Errors
+    /// [`HardwareError::Lost`] when it has fallen off the bus, else when it does not answer.
+    fn health(&self, pci: PciAddress) -> Result<HealthReading, HardwareError>;
+
+    /// Sets who may make CUDA contexts on a GPU.
+    ///
+    /// # Errors
+    /// When the GPU refuses.
+    fn set_compute_mode(&self, pci: PciAddress, mode: ComputeMode) -> Result<(), HardwareError>;
+
+    /// The processes that compute on a GPU now, those in its MIG instances included.
+    ///
+    /// # Errors
+    /// When the GPU refuses.
+    fn processes(&self, pci: PciAddress) -> Result<Vec<Process>, HardwareError>;
+
+    /// Registers for the events of some GPUs from now on; see [`gpu::Gpus::events`].
+    ///
+    /// # Errors
+    /// When the driver has no events.
+    fn events(&self, gpus: &[PciAddress]) -> Result<Box<dyn GpuEvents>, HardwareError>;
+}
+
+/// Events of GPUs as they come; see [`gpu::Events`].
+pub trait GpuEvents: Send + Sync {
+    /// Waits for the next event, at most so long; blocks its thread.
+    ///
+    /// # Errors
+    /// When the driver does not wait; the next call may fail at once again.
+    fn wait(&self, timeout: Duration) -> Result<Option<GpuEvent>, HardwareError>;
+
+    /// The GPUs whose events come; one that was lost meanwhile is not among them.
+    fn watched(&self) -> Vec<PciAddress>;
+}
+
+impl GpuEvents for gpu::Events {
+    fn wait(&self, timeout: Duration) -> Result<Option<GpuEvent>, HardwareError> {
+        Self::wait(self, timeout).map_err(failed)
+    }
+
+    fn watched(&self) -> Vec<PciAddress> {
+        Self::watched(self)
+    }
 }
 
 /// The GPUs behind a loaded NVML.
@@ -117,7 +170,11 @@ pub(super) fn nothing() -> Inventory {
 }
 
 fn failed(error: gpu::Error) -> HardwareError {
-    HardwareError::Failed(error.to_string())
+    if error.is_lost() {
+        HardwareError::Lost(error.to_string())
+    } else {
+        HardwareError::Failed(error.to_string())
+    }
 }
 
 impl Hardware for NvmlGpus {
@@ -195,5 +252,22 @@ impl Hardware for NvmlGpus {
     fn disable_mig(&self, pci: PciAddress) -> Result<(), HardwareError> {
         let disable = || self.gpus.disable_mig(pci);
         self.calls.make(Call::DisableMig, disable).map_err(failed)
+    }
+
+    fn health(&self, pci: PciAddress) -> Result<HealthReading, HardwareError> {
+        self.gpus.health(pci).map_err(failed)
+    }
+
+    fn set_compute_mode(&self, pci: PciAddress, mode: ComputeMode) -> Result<(), HardwareError> {
+        self.gpus.set_compute_mode(pci, mode).map_err(failed)
+    }
+
+    fn processes(&self, pci: PciAddress) -> Result<Vec<Process>, HardwareError> {
+        self.gpus.processes(pci).map_err(failed)
+    }
+
+    fn events(&self, gpus: &[PciAddress]) -> Result<Box<dyn GpuEvents>, HardwareError> {
+        let events = self.gpus.events(gpus).map_err(failed)?;
+        Ok(Box::new(events))
     }
 }

@@ -4,6 +4,11 @@
 //! file in the CDI folder, there exactly as long as the claim is prepared. Never: a
 //! device node that does not exist, and never a device name used for two claims
 //! (runtimes cache specs by name).
+//!
+//! The types are written out here. The crate `container-device-interface` (1.1.1) has
+//! them too, with the cache, the JSON schema checker and the HTTP client of a container
+//! runtime: some 200 crates for the 80 lines below, which only write. What a runtime
+//! checks when it reads a file is checked by a test instead.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -94,6 +99,17 @@ pub fn device_id(uid: &str, device: &str) -> String {
     format!("{}={}", kind(), device_name(uid, device))
 }
 
+/// The fully qualified CDI device that mounts the metadata of a claim's request. The
+/// names of DRA devices begin with `gpu-`, so that it is never one of theirs.
+#[must_use]
+pub fn metadata_id(uid: &str, request: &str) -> String {
+    format!("{}={}", kind(), metadata_name(uid, request))
+}
+
+fn metadata_name(uid: &str, request: &str) -> String {
+    format!("{uid}-metadata-{request}")
+}
+
 fn device_name(uid: &str, device: &str) -> String {
     format!("{uid}-{device}")
 }
@@ -120,26 +136,26 @@ impl CdiFiles {
         self.folder.join(format!("{}{uid}.json", prefix()))
     }
 
-    /// Whether a claim's file holds exactly this.
-    #[must_use]
-    pub fn holds(&self, uid: &str, spec: &Spec) -> bool {
-        fs::read(self.path(uid))
-            .ok()
-            .and_then(|bytes| serde_json::from_slice::<Spec>(&bytes).ok())
-            .is_some_and(|existing| existing == *spec)
-    }
-
-    /// Writes a claim's file so that a runtime sees all of it or none. It is not
-    /// flushed: the folder is usually a tmpfs, and what a power failure takes, the
+    /// Writes a claim's file where it holds anything else, so that a runtime sees all of
+    /// it or none, and reads it back: the CDI ids of the answer are resolved in it. It is
+    /// not flushed: the folder is usually a tmpfs, and what a power failure takes, the
     /// checkpoint gives back.
     ///
     /// # Errors
-    /// When the disk refuses.
+    /// When the disk refuses, or does not hold what was written.
     pub fn write(&self, uid: &str, spec: &Spec) -> io::Result<()> {
-        fs::create_dir_all(&self.folder)?;
+        let path = self.path(uid);
         let mut bytes = serde_json::to_vec_pretty(spec)?;
         bytes.push(b'\n');
-        replace(&self.path(uid), &bytes, |_| Ok(()))
+        if fs::read(&path).is_ok_and(|there| there == bytes) {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.folder)?;
+        replace(&path, &bytes, |_| Ok(()))?;
+        if fs::read(&path)? != bytes {
+            return Err(io::Error::other("it does not hold what was written to it"));
+        }
+        Ok(())
     }
 
     /// Removes a claim's file; a missing one is a success.
@@ -210,6 +226,14 @@ pub fn spec(claim: &ClaimRef, devices: &[PreparedDevice], files: &NodeFiles) -> 
             },
         });
     }
+
+    entries.extend(files.metadata.iter().map(|file| Device {
+        name: metadata_name(&claim.uid, &file.request),
+        container_edits: Edits {
+            mounts: vec![mount(&file.mount)],
+            ..Edits::default()
+        },
+    }));
 
     Spec {
         cdi_version: VERSION.to_owned(),

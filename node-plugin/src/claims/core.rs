@@ -9,18 +9,19 @@
 //! started is undone before it is tried again; what is recorded as completed is put
 //! back where it is missing, with the same answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gpu::{Gpu, MigInstance, PciAddress};
+use gpu::{Gpu, Inventory, MigInstance, PciAddress};
 
 use super::allocation::Allocated;
 use super::cdi::{self, CdiFiles};
 use super::checkpoint::{
     CheckpointError, Checkpoints, ClaimRef, PreparedDevice, Record, Stage, Target,
 };
-use super::driver::{Driver, DriverError, NodeFiles};
+use super::driver::{Driver, DriverError};
 use super::hardware::{GpuEvents, Hardware, HardwareError};
+use super::metadata::MetadataFiles;
 use super::targets::{holder_of, pci_of, plan, ready, refuse_overlap, release};
 use crate::metrics::{Phase, phase};
 
@@ -126,6 +127,14 @@ pub enum CoreError {
         /// Why.
         source: std::io::Error,
     },
+    /// The metadata files could not be written or removed.
+    #[error("cannot write the device metadata below {path}: {source}; check the plugin's folder")]
+    Metadata {
+        /// The claim's folder.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The checkpoint could not be read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -140,6 +149,8 @@ pub struct Core {
     pub checkpoints: Checkpoints,
     /// The CDI files.
     pub cdi: CdiFiles,
+    /// The device metadata files, which the CDI files mount.
+    pub metadata: MetadataFiles,
     /// The driver's files.
     pub driver: Driver,
     /// This boot.
@@ -184,6 +195,7 @@ impl Core {
             record.devices.push(plan(&gpus, &others, claim, device)?);
         }
         refuse_overlap(&others, &record)?;
+        tell_once(&mut record);
         // What a crash could leave behind: an instance. A claim of whole devices alone
         // has nothing to undo but its CDI file, which start-up removes for want of a
         // record, and is spared the write.
@@ -214,7 +226,7 @@ impl Core {
                 Some(hardware) => self.undo(hardware, &record),
                 None => self.undo(&NoHardware, &record),
             },
-            None => self.remove_cdi(uid),
+            None => self.remove_files(uid),
         }
     }
 
@@ -285,7 +297,9 @@ impl Core {
         }
         (self.after)(Step::Acted);
 
-        phase(Phase::Cdi, || self.write_cdi(record, driver_version))?;
+        phase(Phase::Cdi, || {
+            self.write_files(record, &hardware.described(), driver_version)
+        })?;
         (self.after)(Step::CdiWritten);
 
         record.boot_id.clone_from(&self.boot_id);
@@ -297,23 +311,9 @@ impl Core {
         Ok(())
     }
 
-    fn write_cdi(&self, record: &Record, driver_version: &str) -> Result<(), CoreError> {
-        let files = self.files(record, driver_version)?;
-        let spec = cdi::spec(&record.claim, &record.devices, &files);
-        if self.cdi.holds(&record.claim.uid, &spec) {
-            return Ok(());
-        }
-        self.cdi
-            .write(&record.claim.uid, &spec)
-            .map_err(|source| CoreError::Cdi {
-                path: self.cdi.path(&record.claim.uid),
-                source,
-            })
-    }
-
     /// Gives everything back that a record names: CDI file, instances, the record.
     fn undo(&self, hardware: &dyn Hardware, record: &Record) -> Result<(), CoreError> {
-        self.remove_cdi(&record.claim.uid)?;
+        self.remove_files(&record.claim.uid)?;
         (self.after)(Step::CdiRemoved);
         let others = match record.own_instances().next() {
             Some(_) => self.others(&record.claim.uid)?,
@@ -333,13 +333,6 @@ impl Core {
         self.checkpoints.remove(&record.claim.uid)?;
         (self.after)(Step::Forgotten);
         Ok(())
-    }
-
-    fn remove_cdi(&self, uid: &str) -> Result<(), CoreError> {
-        phase(Phase::Cdi, || self.cdi.remove(uid)).map_err(|source| CoreError::Cdi {
-            path: self.cdi.path(uid),
-            source,
-        })
     }
 
     /// Reads each GPU that the claim names, once and as it is now.
@@ -371,28 +364,17 @@ impl Core {
         records.retain(|other| other.claim.uid != uid && other.boot_id == self.boot_id);
         Ok(records)
     }
+}
 
-    fn files(&self, record: &Record, driver_version: &str) -> Result<NodeFiles, CoreError> {
-        let missing = |device: &str| {
-            let device = device.to_owned();
-            move |source| CoreError::Driver { device, source }
-        };
-        let Some(first) = record.devices.first() else {
-            return Ok(NodeFiles::default());
-        };
-        let mut files = NodeFiles {
-            common: self.driver.common_nodes().map_err(missing(&first.device))?,
-            of_device: BTreeMap::new(),
-            driver: self.driver.driver_files(driver_version),
-        };
-        for device in &record.devices {
-            let nodes = self
-                .driver
-                .nodes_of(&device.target)
-                .map_err(missing(&device.device))?;
-            files.of_device.insert(device.device.clone(), nodes);
+/// Gives the metadata of each request to the first of its devices: a container that
+/// uses the request gets all of them.
+fn tell_once(record: &mut Record) {
+    let mut told: BTreeSet<String> = BTreeSet::new();
+    for device in &mut record.devices {
+        if told.insert(device.request.clone()) {
+            let id = cdi::metadata_id(&record.claim.uid, &device.request);
+            device.cdi_device_ids.push(id);
         }
-        Ok(files)
     }
 }
 
@@ -409,7 +391,7 @@ fn same(record: &Record, wanted: &[Allocated]) -> bool {
 struct NoHardware;
 
 impl Hardware for NoHardware {
-    fn inventory(&self) -> Result<gpu::Inventory, HardwareError> {
+    fn inventory(&self) -> Result<Inventory, HardwareError> {
         Err(unavailable())
     }
 
@@ -417,7 +399,7 @@ impl Hardware for NoHardware {
         Err(unavailable())
     }
 
-    fn described(&self) -> Arc<gpu::Inventory> {
+    fn described(&self) -> Arc<Inventory> {
         Arc::new(super::hardware::nothing())
     }
 

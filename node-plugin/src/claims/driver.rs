@@ -38,6 +38,15 @@ pub struct DriverFile {
     pub host: PathBuf,
 }
 
+/// The metadata of one request, which only containers that use it get.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetadataMount {
+    /// The request, without a subrequest.
+    pub request: String,
+    /// The file.
+    pub mount: DriverFile,
+}
+
 /// All files for one claim.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeFiles {
@@ -47,6 +56,8 @@ pub struct NodeFiles {
     pub of_device: BTreeMap<String, Vec<DeviceNode>>,
     /// Libraries and tools.
     pub driver: Vec<DriverFile>,
+    /// What the containers are told about their devices.
+    pub metadata: Vec<MetadataMount>,
 }
 
 /// Files that a container would need and that are not there.

@@ -15,9 +15,12 @@ pub mod checkpoint;
 pub mod config;
 pub mod core;
 pub mod driver;
+pub mod facts;
 pub mod hardware;
+mod injected;
 mod known;
 mod locks;
+pub mod metadata;
 mod reconcile;
 pub mod record;
 mod targets;
@@ -195,6 +198,7 @@ impl Claims {
             core: Arc::new(Core {
                 checkpoints: checkpoint::Checkpoints::open(settings.folder.join("claims"))?,
                 cdi: cdi::CdiFiles::open(settings.cdi.clone()).map_err(folder(&settings.cdi))?,
+                metadata: metadata::MetadataFiles::new(settings.folder.join("dra-device-metadata")),
                 driver: driver::Driver::new(settings.roots),
                 boot_id,
                 after,

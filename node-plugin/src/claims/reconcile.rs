@@ -13,7 +13,7 @@ use super::{ClaimError, Claims, Loaded, allocation};
 
 impl Claims {
     /// Start-up: puts corrupt checkpoints aside, undoes what was only started, restores
-    /// what completed claims of this boot are missing, and removes CDI files of
+    /// what completed claims of this boot are missing, and removes the files of
     /// unknown claims. Returns the checkpoints that were put aside, for people.
     pub async fn reconcile(&self, loaded: Option<Loaded>) -> Vec<String> {
         let mut reports = Vec::new();
@@ -41,7 +41,7 @@ impl Claims {
                 tracing::error!(%error, "A claim could not be mended; the kubelet's next call tries again.");
             }
         }
-        self.remove_unknown_cdi_files().await;
+        self.remove_files_of_unknown_claims().await;
         reports
     }
 
@@ -74,11 +74,11 @@ impl Claims {
         }
     }
 
-    async fn remove_unknown_cdi_files(&self) {
-        let uids = match self.core.cdi.uids() {
+    async fn remove_files_of_unknown_claims(&self) {
+        let uids = match self.core.uids_with_files() {
             Ok(uids) => uids,
             Err(error) => {
-                tracing::error!(%error, "The CDI folder cannot be listed.");
+                tracing::error!(%error, "The CDI files and metadata files cannot be listed.");
                 return;
             }
         };
@@ -88,9 +88,9 @@ impl Claims {
             };
             let unknown = matches!(self.core.checkpoints.read(&uid), Ok(None));
             if unknown {
-                match self.core.cdi.remove(&uid) {
-                    Ok(()) => tracing::warn!(uid, "A CDI file of an unknown claim was removed."),
-                    Err(error) => tracing::error!(uid, %error, "A CDI file cannot be removed."),
+                match self.core.remove_files(&uid) {
+                    Ok(()) => tracing::warn!(uid, "The files of an unknown claim were removed."),
+                    Err(error) => tracing::error!(uid, %error, "Files cannot be removed."),
                 }
             }
         }

@@ -177,7 +177,7 @@ impl Cause {
                 CoreError::MigOn { .. } => Self::MigMode,
                 CoreError::Hardware { .. } => Self::Hardware,
                 CoreError::Driver { .. } => Self::DriverFiles,
-                CoreError::Cdi { .. } => Self::Cdi,
+                CoreError::Cdi { .. } | CoreError::Metadata { .. } => Self::Cdi,
                 CoreError::Checkpoint(_) => Self::Checkpoint,
             },
         }

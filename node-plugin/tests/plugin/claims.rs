@@ -22,8 +22,11 @@ async fn a_partition_is_created_named_in_cdi_and_destroyed() {
 
     let prepared = plugin.prepare(claim.clone()).await.unwrap();
     assert_eq!(names(&prepared), [device.as_str()]);
-    let id = format!("gpu.ai.deckhouse.io/claim=uid-1-{device}");
-    assert_eq!(prepared[0].cdi_device_ids, [id]);
+    let ids = [
+        format!("gpu.ai.deckhouse.io/claim=uid-1-{device}"),
+        "gpu.ai.deckhouse.io/claim=uid-1-metadata-gpu".to_owned(),
+    ];
+    assert_eq!(prepared[0].cdi_device_ids, ids);
     assert_eq!(node.instances(), 1);
 
     let spec = node.cdi("uid-1").unwrap();

@@ -10,6 +10,7 @@ mod crash;
 mod golden;
 mod kubelet;
 mod limits;
+mod metadata;
 mod node;
 mod server;
 mod unlucky;

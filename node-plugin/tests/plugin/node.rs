@@ -219,6 +219,13 @@ impl TestNode {
         self.put(name, uid, object)
     }
 
+    /// Puts any claim there.
+    pub(crate) fn put_claim(&self, object: Value) -> ClaimRef {
+        let object: ResourceClaim = serde_json::from_value(object).unwrap();
+        let (name, uid) = (object.metadata.name.clone(), object.metadata.uid.clone());
+        self.put(&name.unwrap(), &uid.unwrap(), object)
+    }
+
     fn put(&self, name: &str, uid: &str, object: ResourceClaim) -> ClaimRef {
         let key = ("team".to_owned(), name.to_owned());
         self.claims.claims.lock().unwrap().insert(key, object);

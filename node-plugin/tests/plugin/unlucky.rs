@@ -133,7 +133,12 @@ async fn administrative_access_sees_every_device_and_makes_or_takes_none() {
         .iter()
         .map(|device| device.container_edits.device_nodes.len())
         .collect();
-    assert_eq!(nodes, [3, 1, 1], "the GPU's, and what opens the instance");
+    // The last is the metadata of the request.
+    assert_eq!(
+        nodes,
+        [3, 1, 1, 0],
+        "the GPU's, and what opens the instance"
+    );
 
     // Neither is in the other's way.
     let second = node.claim("second", "uid-3", &[&free]);

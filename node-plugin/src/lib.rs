@@ -12,6 +12,7 @@ pub mod discovery;
 pub mod events;
 pub mod kubelet;
 pub mod liveness;
+pub mod logs;
 pub mod metrics;
 pub mod options;
 pub mod readiness;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
+use node_plugin::logs;
 use node_plugin::options::Options;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -12,11 +13,7 @@ use tracing_subscriber::EnvFilter;
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .json()
-        .flatten_event(true)
-        .with_env_filter(filter)
-        .init();
+    tracing::subscriber::set_global_default(logs::subscriber(filter, std::io::stdout))?;
     rustls::crypto::ring::default_provider()
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider was installed already"))?;

@@ -108,7 +108,7 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
     let collector = tokio::spawn(collect_garbage(claims, interval, stop.clone()));
     let mut publisher = tokio::spawn({
         let (stop, lock) = (stop.clone(), folder.join("publisher.lock"));
-        let node = options.node_name;
+        let (node, sockets) = (options.node_name, servers.sockets().clone());
         async move {
             let held = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
@@ -116,7 +116,7 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
             };
             let publisher =
                 Publisher::new(client, node, wanted_receiver, events, metrics, readiness);
-            publisher.run(stop).await;
+            publisher.run(stop, sockets.alone()).await;
             drop(held);
             anyhow::Ok(())
         }

@@ -75,6 +75,20 @@ impl Sockets {
         Ok(sockets)
     }
 
+    /// Whether no other instance of the driver serves this node. A rolling update ends the
+    /// old instance only when the new one is ready, so the new one's socket is there.
+    pub async fn alone(&self) -> bool {
+        let Some(registry) = self.registration.parent() else {
+            return true;
+        };
+        for path in own_sockets(registry, &format!("{DRIVER}@"), "-reg.sock") {
+            if path != self.registration && UnixStream::connect(&path).await.is_ok() {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Removes the registration socket: the kubelet deregisters the plugin.
     pub fn remove_registration(&self) {
         remove(&self.registration);
@@ -128,16 +142,7 @@ fn remove(path: &Path) {
 /// Removes our driver's sockets that nobody listens on: an instance that was killed
 /// leaves its own, and with a UID in the name nobody else ever binds it again.
 async fn remove_dead(folder: &Path, prefix: &str, suffix: &str) {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if !name.starts_with(prefix) || !name.ends_with(suffix) {
-            continue;
-        }
-        let path = entry.path();
+    for path in own_sockets(folder, prefix, suffix) {
         let dead = match UnixStream::connect(&path).await {
             Ok(_) => false,
             Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
@@ -147,6 +152,17 @@ async fn remove_dead(folder: &Path, prefix: &str, suffix: &str) {
             remove(&path);
         }
     }
+}
+
+/// The sockets of our driver in a folder, whoever serves them.
+fn own_sockets(folder: &Path, prefix: &str, suffix: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let own = entries.filter(|entry| {
+        let name = entry.file_name();
+        name.to_str()
+            .is_some_and(|name| name.starts_with(prefix) && name.ends_with(suffix))
+    });
+    own.map(|entry| entry.path()).collect()
 }
 
 #[cfg(test)]
@@ -249,5 +265,9 @@ mod tests {
             .unwrap();
         assert!(!dead.endpoint.exists() && !dead.registration.exists());
         assert!(alive.endpoint.exists() && alive.registration.exists());
+        let new = Sockets::prepare(&settings(folder.path(), "new"))
+            .await
+            .unwrap();
+        assert!(alive.alone().await && !new.alone().await);
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, pin_mut};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{Counter, CounterSet, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Counter, CounterSet, DeviceTaint, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::WatchStreamExt;
@@ -37,6 +37,9 @@ const GATHER: Duration = Duration::from_millis(100);
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How often a server that dropped fields is asked again: it may have been upgraded.
 const ASK_AGAIN: Duration = Duration::from_secs(600);
+
+/// The taint of devices whose plugin ended without a successor.
+pub const UNSERVED: &str = "gpu.ai.deckhouse.io/unserved";
 
 /// What a publisher works with.
 pub struct Publisher {
@@ -106,8 +109,9 @@ impl Publisher {
         }
     }
 
-    /// Publishes until it is stopped.
-    pub async fn run(mut self, stop: CancellationToken) {
+    /// Publishes until it is stopped. Where this instance is `alone` then, nobody serves
+    /// the node any more, and its last write says so.
+    pub async fn run(mut self, stop: CancellationToken, alone: impl Future<Output = bool>) {
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
         let config = watcher::Config::default().fields(&self.selector());
         let events = watcher(api, config)
@@ -126,7 +130,7 @@ impl Publisher {
                 }
             };
             tokio::select! {
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => break,
                 changed = self.wanted.changed() => {
                     if changed.is_err() {
                         return;
@@ -174,6 +178,40 @@ impl Publisher {
                 }
             }
         }
+        if synced
+            && alone.await
+            && let Err(error) = self.leave().await
+        {
+            tracing::warn!(%error, "The devices could not be marked as unserved.");
+        }
+    }
+
+    /// Taints every device: the slices outlive the plugin by 30 s, and a pod that is
+    /// placed here meanwhile would wait for a driver that does not come. They are not
+    /// withdrawn, because what is allocated has to stay published: the scheduler counts a
+    /// GPU's rest from it. The next instance's first write takes the taints away.
+    async fn leave(&mut self) -> Result<(), PublishError> {
+        let Some(wanted) = self.wanted.borrow().clone() else {
+            return Ok(());
+        };
+        if matches!(self.view, Some((View::Reduced, _))) {
+            return Ok(()); // A server that drops counters drops taints too.
+        }
+        let mut content = pool(&wanted, View::Full);
+        mark_unserved(&mut content);
+        let owner = self.owner.clone();
+        let writes = plan_writes(
+            &content,
+            &self.observed,
+            &self.node,
+            owner.as_ref(),
+            self.last_generation,
+        );
+        for write in writes {
+            self.write(write).await?;
+        }
+        tracing::info!("No other instance is here: the devices are marked as unserved.");
+        Ok(())
     }
 
     /// Takes an event in; says whether there may be something to do.
@@ -407,6 +445,28 @@ async fn apply(
         })?;
     stored.metadata.managed_fields = None;
     Ok(stored)
+}
+
+/// The most devices of a slice in which one has a taint.
+const TAINTED_LIMIT: usize = 64;
+
+fn mark_unserved(content: &mut [SliceContent]) {
+    for slice in content {
+        let SliceContent::Devices(devices) = slice else {
+            continue;
+        };
+        if devices.len() > TAINTED_LIMIT {
+            continue;
+        }
+        for device in devices {
+            let taint = DeviceTaint {
+                key: UNSERVED.to_owned(),
+                effect: "NoSchedule".to_owned(),
+                ..DeviceTaint::default()
+            };
+            device.taints.get_or_insert_default().push(taint);
+        }
+    }
 }
 
 /// Whether the server stored what was sent; the time that a taint was added is its own.

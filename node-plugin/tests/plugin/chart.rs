@@ -1,25 +1,14 @@
-//! The chart's roles and admission policy: enough for the plugin, and for nothing more.
+//! The chart as Helm renders it.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use e2e::control_plane::{ControlPlane, asset};
-use e2e::kubelet::Kubelet;
-use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
-use serde_json::{Value, json};
+use e2e::control_plane::asset;
+use serde_json::Value;
 
-use crate::node::{TestNode, repository};
-use crate::server::{LIMIT, Running, create_node, wait_for, wait_until_ready};
+use crate::node::repository;
 
-const ACCOUNT: &str = "ai-inference-node-plugin";
-
-/// The chart as helm renders it.
-fn render(namespace: &str, more: &[&str]) -> String {
+/// The chart's manifests, and why there are none.
+fn template(namespace: &str, more: &[&str]) -> Result<String, String> {
     let output = Command::new(asset("helm").unwrap())
         .args(["template", "test"])
         .arg(repository().join("daemonset"))
@@ -27,153 +16,168 @@ fn render(namespace: &str, more: &[&str]) -> String {
         .args(more)
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap()
+    if output.status.success() {
+        Ok(String::from_utf8(output.stdout).unwrap())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
 }
 
-/// A client with a token of the plugin's account; bound to a pod on a node, as a
-/// kubelet asks for it, or to nothing.
-async fn plugin_client(namespace: &str, node: Option<&str>) -> Client {
-    let plane = ControlPlane::shared().unwrap();
-    let admin = plane.client().unwrap();
-    let mut spec = json!({"audiences": [], "expirationSeconds": 3600});
-    if let Some(node) = node {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": format!("plugin-on-{node}")},
-            "spec": {"nodeName": node, "serviceAccountName": ACCOUNT,
-                     "containers": [{"name": "node-plugin", "image": "none"}]},
-        }))
-        .unwrap();
-        let pods: Api<Pod> = Api::namespaced(admin.clone(), namespace);
-        let pod = pods.create(&PostParams::default(), &pod).await.unwrap();
-        spec["boundObjectRef"] = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "name": pod.metadata.name, "uid": pod.metadata.uid,
-        });
-    }
-    let request: TokenRequest =
-        serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
-    let accounts: Api<ServiceAccount> = Api::namespaced(admin, namespace);
-    let answer = accounts
-        .create_token_request(ACCOUNT, &PostParams::default(), &request)
-        .await
-        .unwrap();
-    let token = answer.status.unwrap().token.unwrap();
-
-    let mut kubeconfig = Kubeconfig::read_from(plane.kubeconfig()).unwrap();
-    for user in &mut kubeconfig.auth_infos {
-        let auth = user.auth_info.get_or_insert_default();
-        auth.token = Some(token.clone().into());
-        auth.impersonate = None;
-    }
-    let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &options)
-        .await
-        .unwrap();
-    Client::try_from(config).unwrap()
+/// The chart's manifests.
+pub(crate) fn render(namespace: &str, more: &[&str]) -> String {
+    template(namespace, more).unwrap()
 }
 
-fn slice(name: &str, spec: &Value) -> ResourceSlice {
-    let mut slice = json!({
-        "metadata": {"name": name},
-        "spec": {"driver": "gpu.ai.deckhouse.io",
-                 "pool": {"name": "pool", "generation": 1, "resourceSliceCount": 1}},
-    });
-    for (field, value) in spec.as_object().unwrap() {
-        slice["spec"][field] = value.clone();
-    }
-    serde_json::from_value(slice).unwrap()
+fn fake_values() -> String {
+    let path = repository().join("daemonset/values-fake.yaml");
+    path.to_str().unwrap().to_owned()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_plugin_can_do_its_work_with_the_charts_account_and_nothing_beyond_its_node() {
-    let plane = ControlPlane::shared().unwrap();
-    let admin = plane.client().unwrap();
-    let namespace = plane.namespace("chart").await.unwrap();
-    plane
-        .apply_yaml(&namespace, &render(&namespace, &[]))
-        .await
-        .unwrap();
-    create_node(&admin, "charted").await;
-    create_node(&admin, "neighbour").await;
-    let client = plugin_client(&namespace, Some("charted")).await;
-
-    // Enough.
-    let node = TestNode::new("a30-2");
-    let running = Running::start(&node, "charted", client.clone());
-    Kubelet::new(node.path("r"))
-        .register("gpu.ai.deckhouse.io", LIMIT)
-        .await
-        .unwrap();
-    wait_for(&admin, "charted", |slices| !slices.is_empty()).await;
-    wait_until_ready(&running).await;
-    running.stop().await;
-
-    // Not more. A new policy takes a moment; the first refusal shows it is in force.
-    let slices: Api<ResourceSlice> = Api::all(client.clone());
-    let mut dry = PatchParams::apply("test").force();
-    dry.dry_run = true;
-    let refused = |name: &'static str, spec: Value| {
-        let (slices, dry) = (slices.clone(), dry.clone());
-        async move {
-            let patch = slice(name, &spec);
-            let deadline = Instant::now() + LIMIT;
-            loop {
-                match slices.patch(name, &dry, &Patch::Apply(&patch)).await {
-                    Err(error) => return error.to_string(),
-                    Ok(_) => assert!(Instant::now() < deadline, "{spec} is accepted"),
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    };
-    let error = refused("other", json!({"nodeName": "neighbour"})).await;
-    assert!(
-        error.contains("of this node only") && error.contains("neighbour"),
-        "{error}"
-    );
-    let error = refused("all", json!({"allNodes": true})).await;
-    assert!(error.contains("node"), "{error}");
-    let selector = json!({"nodeSelector": {"nodeSelectorTerms": [
-        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["charted"]}]},
-    ]}});
-    refused("selected", selector).await;
-    let driver = json!({"nodeName": "charted", "driver": "gpu.nvidia.com"});
-    let error = refused("foreign", driver).await;
-    assert!(error.contains("gpu.ai.deckhouse.io only"), "{error}");
-    let own = slice("own", &json!({"nodeName": "charted"}));
-    slices
-        .patch("own", &dry, &Patch::Apply(&own))
-        .await
-        .unwrap();
-    let foreign = slice("neighbours", &json!({"nodeName": "neighbour"}));
-    let all: Api<ResourceSlice> = Api::all(admin);
-    all.create(&PostParams::default(), &foreign).await.unwrap();
-    slices
-        .delete("neighbours", &Default::default())
-        .await
-        .unwrap_err();
-
-    let unbound: Api<ResourceSlice> = Api::all(plugin_client(&namespace, None).await);
-    let error = unbound
-        .patch("own", &dry, &Patch::Apply(&own))
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("not bound to a pod"), "{error}");
-    let claims: Api<ResourceClaim> = Api::all(client);
-    claims.list(&ListParams::default()).await.unwrap_err();
+fn pod_spec(rendered: &str) -> Value {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(rendered).unwrap();
+    let daemons = documents.into_iter().find(|d| d["kind"] == "DaemonSet");
+    daemons.unwrap()["spec"]["template"]["spec"].clone()
 }
 
 #[test]
 fn a_fake_gpu_node_needs_no_privilege_and_hardware_gets_it() {
-    let fake = repository().join("daemonset/values-fake.yaml");
-    let fake = render("x", &["--values", fake.to_str().unwrap()]);
-    assert!(fake.contains("privileged: false") && !fake.contains("privileged: true"));
-    let real = render("x", &[]);
-    assert!(real.contains("privileged: true"));
+    let fake = pod_spec(&render("x", &["--values", &fake_values()]));
+    let context = &fake["containers"][0]["securityContext"];
+    assert_eq!(context["privileged"], false);
+    assert_eq!(context["allowPrivilegeEscalation"], false);
+    assert_eq!(context["capabilities"]["drop"][0], "ALL");
+    assert_eq!(context["capabilities"]["add"], Value::Null);
+    assert_eq!(context["seccompProfile"]["type"], "RuntimeDefault");
+    let real = pod_spec(&render("x", &[]));
+    assert_eq!(real["containers"][0]["securityContext"]["privileged"], true);
+    for spec in [fake, real] {
+        let context = &spec["containers"][0]["securityContext"];
+        assert_eq!(context["readOnlyRootFilesystem"], true);
+    }
+}
+
+#[test]
+fn nothing_in_a_pod_keeps_a_second_one_off_its_node() {
+    let rendered = render("x", &[]);
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
+    let daemons = documents.iter().find(|d| d["kind"] == "DaemonSet").unwrap();
+    let update = &daemons["spec"]["updateStrategy"]["rollingUpdate"];
+    assert_eq!(
+        (&update["maxSurge"], &update["maxUnavailable"]),
+        (&1.into(), &0.into())
+    );
+    let spec = pod_spec(&rendered);
+    for shared in [
+        "hostNetwork",
+        "hostIPC",
+        "affinity",
+        "topologySpreadConstraints",
+    ] {
+        assert_eq!(spec[shared], Value::Null, "{shared}");
+    }
+    let container = &spec["containers"][0];
+    for port in container["ports"].as_array().unwrap() {
+        assert_eq!(port["hostPort"], Value::Null);
+    }
+    // The sockets' names.
+    let env = container["env"].as_array().unwrap();
+    let uid = env.iter().find(|e| e["name"] == "POD_UID").unwrap();
+    assert_eq!(uid["valueFrom"]["fieldRef"]["fieldPath"], "metadata.uid");
+}
+
+#[test]
+fn the_probes_give_a_hung_driver_time_and_an_end() {
+    let spec = pod_spec(&render("x", &[]));
+    let container = &spec["containers"][0];
+    let probe = |name: &str| {
+        let probe = &container[name];
+        let number = |field: &str, default| probe[field].as_u64().unwrap_or(default);
+        let path = probe["httpGet"]["path"].as_str().unwrap().to_owned();
+        let (period, failures) = (number("periodSeconds", 10), number("failureThreshold", 3));
+        (path, period * failures, number("timeoutSeconds", 1))
+    };
+    let (path, window, timeout) = probe("livenessProbe");
+    // Both servers have a second each, one after the other.
+    assert!(
+        path == "/livez" && window >= 30 && timeout >= 3,
+        "{window} {timeout}"
+    );
+    let (path, window, timeout) = probe("startupProbe");
+    assert!(path == "/livez" && window >= 60 && timeout >= 3);
+    let (path, window, _) = probe("readinessProbe");
+    assert!(path == "/readyz" && window <= 10);
+    // Work on claims gets 15 s, connections 5 s, the process 5 s.
+    assert!(spec["terminationGracePeriodSeconds"].as_u64().unwrap() >= 30);
+}
+
+#[test]
+fn every_value_has_a_comment_a_description_and_a_default_that_the_schema_takes() {
+    let folder = repository().join("daemonset");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
+    let text = read("values.yaml");
+    let values: Value = serde_saphyr::from_str(&text).unwrap();
+    let described = schema["properties"].as_object().unwrap();
+    for name in values.as_object().unwrap().keys() {
+        let lines: Vec<&str> = text.lines().collect();
+        let at = lines
+            .iter()
+            .position(|l| l.starts_with(&format!("{name}:")));
+        let above = lines[at.unwrap() - 1];
+        assert!(above.starts_with('#'), "{name} has no comment");
+    }
+    check_described("", &schema, &values);
+    let known: Vec<_> = described.keys().filter(|key| *key != "global").collect();
+    for name in known {
+        assert!(!values[name].is_null(), "{name} has no default");
+    }
+    // Helm holds the values against the schema.
+    let error = template("x", &["--set", "adminPort=0"]).unwrap_err();
+    assert!(error.contains("adminPort"), "{error}");
+    let error = template("x", &["--set", "unknown=1"]).unwrap_err();
+    assert!(error.contains("unknown"), "{error}");
+}
+
+fn check_described(path: &str, schema: &Value, values: &Value) {
+    let Some(properties) = schema["properties"].as_object() else {
+        return;
+    };
+    assert_eq!(schema["additionalProperties"], false, "{path}");
+    for (name, property) in properties {
+        let path = format!("{path}.{name}");
+        let text = property["description"].as_str().unwrap_or_default();
+        assert!(text.ends_with('.'), "{path} has no description");
+        check_described(&path, property, &values[name]);
+    }
+    for name in values
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, _)| name)
+    {
+        assert!(
+            properties.contains_key(name),
+            "{path}.{name} is not in the schema"
+        );
+    }
+}
+
+#[test]
+fn every_option_of_the_program_is_set_by_the_chart() {
+    use clap::CommandFactory;
+
+    let spec = pod_spec(&render("x", &[]));
+    let env = spec["containers"][0]["env"].as_array().unwrap();
+    let set: Vec<&str> = env.iter().map(|e| e["name"].as_str().unwrap()).collect();
+    let command = node_plugin::options::Options::command();
+    for argument in command.get_arguments() {
+        let Some(name) = argument.get_env() else {
+            continue;
+        };
+        let name = name.to_str().unwrap();
+        // Found below the driver root, unless somebody names another by `extraEnv`.
+        if name != "NVML_LIBRARY" {
+            assert!(set.contains(&name), "{name} is not set by the chart");
+        }
+    }
 }

@@ -9,12 +9,13 @@ use clap::Parser;
 use e2e::control_plane::ControlPlane;
 use e2e::kubelet::Kubelet;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
 use kubelet_api::dra::v1::Claim;
 use node_plugin::options::Options;
+use node_plugin::slices::publisher::UNSERVED;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -130,7 +131,7 @@ pub(crate) async fn wait_for(
 
 /// Whether the pool is published to its last slice, all of one generation: slices are written one
 /// after the other, and what stands between is no answer.
-fn complete(slices: &BTreeMap<String, ResourceSlice>) -> bool {
+pub(crate) fn complete(slices: &BTreeMap<String, ResourceSlice>) -> bool {
     let pools: Vec<_> = slices.values().map(|slice| &slice.spec.pool).collect();
     pools.first().is_some_and(|first| {
         i64::try_from(pools.len()) == Ok(first.resource_slice_count)
@@ -236,15 +237,35 @@ async fn slices_are_owned_by_the_node_written_once_and_back_at_once_after_a_wipe
     );
     assert!(new.values().all(|slice| slice.spec.pool.generation == 1));
 
-    // A restart finds its world unchanged.
+    // Ended without a successor, its devices are marked: nobody would prepare them.
     running.stop().await;
+    let left = slices_of(&client, name).await;
+    assert!(complete(&left));
+    let devices = |slices: &BTreeMap<String, ResourceSlice>| -> Vec<Device> {
+        let all = slices.values().filter_map(|s| s.spec.devices.clone());
+        all.flatten().collect()
+    };
+    assert!(devices(&left).iter().all(|device| {
+        let taints = device.taints.iter().flatten();
+        taints
+            .filter(|taint| taint.key == UNSERVED && taint.effect == "NoSchedule")
+            .count()
+            == 1
+    }));
+    assert_eq!(devices(&left).len(), devices(&new).len());
+
+    // A restart finds its world as it was but for that.
     let running = Running::start(&node, name, client.clone());
     let plugin = Kubelet::new(node.path("r"))
         .register("gpu.ai.deckhouse.io", LIMIT)
         .await
         .unwrap();
+    let again = wait_for(&client, name, |slices| {
+        complete(slices) && devices(slices) == devices(&new)
+    })
+    .await;
+    assert!(again.values().all(|s| s.spec.pool.generation == 3));
     wait_until_ready(&running).await;
-    assert_eq!(versions(&slices_of(&client, name).await), versions(&new));
     assert_eq!(plugin.prepare_claim(&claim).await.unwrap(), prepared);
     plugin.unprepare_claim(&claim).await.unwrap();
     assert_eq!(node.instances(), 0);
@@ -301,7 +322,12 @@ async fn an_nvml_that_does_not_load_gives_an_empty_pool_a_reason_and_a_second_ch
 }
 
 /// A claim as the scheduler leaves it.
-async fn allocated_claim(client: &Client, namespace: &str, pool: &str, device: &str) -> Claim {
+pub(crate) async fn allocated_claim(
+    client: &Client,
+    namespace: &str,
+    pool: &str,
+    device: &str,
+) -> Claim {
     let api: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
     let claim: ResourceClaim = serde_json::from_value(json!({
         "metadata": {"name": "order-0"},
@@ -348,13 +374,17 @@ async fn a_second_instance_is_ready_beside_the_first_and_publishes_when_that_end
     wait_until_ready(&new).await;
     assert_eq!(versions(&slices_of(&client, name).await), versions(&before));
     old.stop().await;
+    assert_eq!(versions(&slices_of(&client, name).await), versions(&before));
 
     let api: Api<ResourceSlice> = Api::all(client.clone());
     let own = ListParams::default().fields(&format!("spec.nodeName={name}"));
     api.delete_collection(&DeleteParams::default(), &own)
         .await
         .unwrap();
-    wait_for(&client, name, |slices| slices.len() == before.len()).await;
+    let after = wait_for(&client, name, |slices| slices.len() == before.len()).await;
+    // The old one was replaced and marked nothing.
+    let devices = after.values().flat_map(|s| s.spec.devices.iter().flatten());
+    assert!(devices.into_iter().all(|device| device.taints.is_none()));
     new.stop().await;
 }
 

@@ -6,4 +6,5 @@
 mod orders;
 mod restarts;
 mod scene;
+mod upgrade;
 mod whole;

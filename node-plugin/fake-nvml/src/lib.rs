@@ -8,10 +8,10 @@
 //! Never: a table of GPU models. Everything a GPU is comes from the topology, so
 //! that a new card is a new file.
 //!
-//! Two keys of a GPU in the state file are there for tests to write: `"lost": true`
-//! makes every call on it answer GPU_IS_LOST, and `"faults": {"nvmlGpuInstanceDestroy":
-//! 19}` makes a function that changes something answer with a code (19 is IN_USE)
-//! instead of acting. A boot ends both.
+//! What hardware does by itself (an XID, ECC errors, heat, a GPU that falls off the bus, a
+//! driver that hangs, a process that dies in a call) is made to happen by [`control`] or
+//! the tool `fake-nvml`, and kept in the state file too. A boot ends it. As on hardware, a
+//! hung call keeps no other thread's call waiting.
 //!
 //! The crate is built twice: as the `cdylib` that clients load, and as an `rlib`
 //! through which tests and `fake-gpu-node` reach [`node`] and [`topology`].
@@ -23,6 +23,8 @@
 //! library is loaded on its own and finds its topology by its own path.
 
 mod abi;
+mod call;
+pub mod control;
 mod mig;
 pub mod node;
 mod session;

@@ -4,7 +4,7 @@
 //! refusal. Never: a file or a pointer.
 
 use crate::session::Code;
-use crate::state::{ComputeInstance, GpuState, Instance};
+use crate::state::{ComputeInstance, GpuState, Instance, Process};
 use crate::topology::{ComputeProfile, Gpu, Mig, ModeSwitch, Profile, dashed, derive_id};
 
 fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {
@@ -179,9 +179,24 @@ pub(crate) fn create_compute(
     Ok(id)
 }
 
+/// Destroys a compute instance, in which nobody must compute.
+pub(crate) fn destroy_compute(state: &mut GpuState, gi: u32, ci: u32) -> Result<(), Code> {
+    let computes = |process: &Process| process.gi == Some(gi) && process.ci == Some(ci);
+    if state.processes.iter().any(computes) {
+        return Err(Code::IN_USE);
+    }
+    let instance = state.instances.get_mut(&gi).ok_or(Code::INVALID_ARGUMENT)?;
+    instance
+        .compute_instances
+        .remove(&ci)
+        .map(|_| ())
+        .ok_or(Code::INVALID_ARGUMENT)
+}
+
 /// Sets the MIG mode; the answer is NVML's activation status.
 pub(crate) fn set_mode(mig: &Mig, state: &mut GpuState, on: bool) -> Result<(), Code> {
-    if !on && !state.instances.is_empty() {
+    let changes = state.mig != on;
+    if !on && !state.instances.is_empty() || changes && !state.processes.is_empty() {
         return Err(Code::IN_USE);
     }
     state.mig_pending = on;

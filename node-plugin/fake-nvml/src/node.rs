@@ -126,6 +126,26 @@ pub fn place_library(library: &Path, root: &Path) -> Result<(), NodeError> {
     fs::rename(&temporary, &path).map_err(|source| NodeError::Write { path, source })
 }
 
+/// Puts the tool that makes something happen to the hardware (`fake-nvml`) into `root` as
+/// `bin/fake-nvml`, so that it can be run on the node itself.
+///
+/// # Errors
+/// When the tool is missing or the folder is not writable.
+pub fn place_tool(tool: &Path, root: &Path) -> Result<(), NodeError> {
+    let folder = root.join("bin");
+    fs::create_dir_all(&folder).map_err(|source| NodeError::Write {
+        path: folder.clone(),
+        source,
+    })?;
+    let temporary = folder.join(".fake-nvml.new");
+    fs::copy(tool, &temporary).map_err(|source| NodeError::Library {
+        path: tool.to_owned(),
+        source,
+    })?;
+    let path = folder.join("fake-nvml");
+    fs::rename(&temporary, &path).map_err(|source| NodeError::Write { path, source })
+}
+
 fn seeded(text: &str, name: &str) -> String {
     let mut lines: Vec<_> = text
         .lines()

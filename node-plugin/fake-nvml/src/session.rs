@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nvml_wrapper_sys::bindings as sys;
 
+use crate::call::Call;
 use crate::state::{GpuState, State, Store};
 use crate::topology::{Gpu, Mig, Node};
 
@@ -66,35 +67,20 @@ impl Session {
 
     /// A GPU's state now.
     pub(crate) fn state(&self, gpu: &Gpu) -> Result<GpuState, Code> {
-        let mut state = self.store.read(&self.node)?;
-        state.gpus.remove(&gpu.uuid).ok_or(Code::UNKNOWN)
+        let state = self.store.read(&self.node)?;
+        state.gpus.get(&gpu.uuid).cloned().ok_or(Code::UNKNOWN)
     }
 
-    /// A GPU that answers: one that has fallen off the bus says so to every call.
-    pub(crate) fn present(&self, index: u32) -> Result<&Gpu, Code> {
-        let gpu = self.gpu(index)?;
-        if self.state(gpu)?.lost {
-            Err(Code::GPU_IS_LOST)
-        } else {
-            Ok(gpu)
-        }
-    }
-
-    /// Changes a GPU's state for a function of `nvml.h`, unless a test has set its answer.
-    /// The second argument of `change` counts compute instances.
+    /// Changes a GPU's state. The second argument of `change` counts compute instances.
     pub(crate) fn update<T>(
         &self,
-        function: &str,
         gpu: &Gpu,
         change: impl FnOnce(&mut GpuState, &mut u64) -> Result<T, Code>,
     ) -> Result<T, Code> {
         self.store.update(&self.node, |state: &mut State| {
             let State { gpus, created, .. } = state;
             let state = gpus.get_mut(&gpu.uuid).ok_or(Code::UNKNOWN)?;
-            match state.faults.get(function) {
-                Some(code) => Err(Code(*code)),
-                None => change(state, created),
-            }
+            change(state, created)
         })
     }
 }
@@ -110,11 +96,15 @@ static LOADED: Mutex<Loaded> = Mutex::new(Loaded {
 });
 
 /// `nvmlInit`: counts its callers; the first one loads the topology.
-pub(crate) fn init() -> Result<(), Code> {
+pub(crate) fn init(function: &'static str) -> Result<(), Code> {
+    // Loaded and delayed outside the lock, which every other call needs.
+    let session = match current() {
+        Ok(session) => session,
+        Err(_) => Arc::new(load()?),
+    };
+    Call::begin(Arc::clone(&session), function)?.end();
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if loaded.session.is_none() {
-        loaded.session = Some(Arc::new(load()?));
-    }
+    loaded.session.get_or_insert(session);
     loaded.users += 1;
     Ok(())
 }
@@ -161,7 +151,7 @@ fn load() -> Result<Session, Code> {
             let root = root.filter(|root| same_file(&root.join("topology.yaml"), &topology))?;
             Some(root.join("state.json"))
         });
-    let store = state.map_or_else(|| Store::Memory(Mutex::default()), Store::File);
+    let store = state.map_or_else(|| Store::Memory(Mutex::default()), Store::file);
     // An unusable state file is found here, not at the first MIG call.
     store.read(&node)?;
     Ok(Session { node, store })

@@ -6,18 +6,20 @@
 //! Each change holds a file lock and replaces the file by a rename, so that a
 //! reader needs no lock and a process killed half-way leaves the old state. As on
 //! hardware, a boot ends every instance: the file carries the boot id.
+//!
+//! What hardware does by itself (errors, heat, loss) is in the file too, written by
+//! [`crate::control`].
+
+mod file;
+mod injected;
+
+pub(crate) use file::Store;
+pub(crate) use injected::{CountDown, Event, Faults, Health, Process};
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
-use nvml_wrapper_sys::bindings as sys;
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use crate::session::Code;
 use crate::topology::{ModeSwitch, Node};
 
 /// What changes on a node while it runs.
@@ -32,6 +34,21 @@ pub(crate) struct State {
     /// The GPUs by UUID.
     #[serde(default)]
     pub(crate) gpus: BTreeMap<String, GpuState>,
+    /// How many events there ever were: the number of the newest.
+    #[serde(default)]
+    pub(crate) last_event: u64,
+    /// The newest events, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) events: Vec<Event>,
+    /// What functions answer, or how long they take, whatever they are called on.
+    #[serde(flatten)]
+    pub(crate) faults: Faults,
+    /// Functions that kill their process at the nth call, before they act.
+    #[serde(default, skip_serializing_if = "CountDown::is_empty")]
+    pub(crate) kill: CountDown,
+    /// The same after they have acted, before they return.
+    #[serde(default, skip_serializing_if = "CountDown::is_empty")]
+    pub(crate) kill_after: CountDown,
 }
 
 /// What changes on one GPU.
@@ -48,12 +65,18 @@ pub(crate) struct GpuState {
     /// The GPU instances by id.
     #[serde(default)]
     pub(crate) instances: BTreeMap<u32, Instance>,
-    /// Whether the GPU has fallen off the bus. Tests set it.
+    /// Whether the GPU has fallen off the bus.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) lost: bool,
-    /// Return codes that functions answer with instead of acting, by name. Tests set them.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) faults: BTreeMap<String, u32>,
+    /// How it is doing.
+    #[serde(default, skip_serializing_if = "Health::is_fine")]
+    pub(crate) health: Health,
+    /// The processes that compute on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) processes: Vec<Process>,
+    /// What functions answer, or how long they take, on this GPU.
+    #[serde(flatten)]
+    pub(crate) faults: Faults,
 }
 
 /// A GPU instance.
@@ -85,99 +108,11 @@ pub(crate) struct ComputeInstance {
     pub(crate) uuid: String,
 }
 
-/// Where the state lives.
-pub(crate) enum Store {
-    /// In a file that processes share.
-    File(PathBuf),
-    /// In this process, where no file was named.
-    Memory(Mutex<State>),
-}
-
-impl Store {
-    /// The state now.
-    pub(crate) fn read(&self, node: &Node) -> Result<State, Code> {
-        match self {
-            Self::File(path) => load(path, node),
-            Self::Memory(state) => {
-                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-                settle(&mut state, node);
-                Ok(state.clone())
-            }
-        }
-    }
-
-    /// Changes the state; nothing is kept when `change` refuses.
-    pub(crate) fn update<T>(
-        &self,
-        node: &Node,
-        change: impl FnOnce(&mut State) -> Result<T, Code>,
-    ) -> Result<T, Code> {
-        match self {
-            Self::Memory(shared) => {
-                let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                let mut state = shared.clone();
-                settle(&mut state, node);
-                let answer = change(&mut state)?;
-                *shared = state;
-                Ok(answer)
-            }
-            Self::File(path) => {
-                let lock = lock(path).map_err(|error| unusable(path, &error))?;
-                let before = load(path, node)?;
-                let mut state = before.clone();
-                let answer = change(&mut state)?;
-                if state != before {
-                    save(path, &state).map_err(|error| unusable(path, &error))?;
-                }
-                drop(lock);
-                Ok(answer)
-            }
-        }
-    }
-}
-
-fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-/// Locks the state between processes until the file is dropped.
-fn lock(path: &Path) -> io::Result<fs::File> {
-    // A file of its own: the state file itself is replaced at each change.
-    let file = fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(beside(path, ".lock"))?;
-    flock(&file, FlockOperation::LockExclusive)?;
-    Ok(file)
-}
-
-fn load(path: &Path, node: &Node) -> Result<State, Code> {
-    let mut state = match fs::read(path) {
-        Ok(text) => serde_json::from_slice(&text)
-            .map_err(|error| unusable(path, &io::Error::other(error)))?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
-        Err(error) => return Err(unusable(path, &error)),
-    };
-    settle(&mut state, node);
-    Ok(state)
-}
-
-fn save(path: &Path, state: &State) -> io::Result<()> {
-    let text = serde_json::to_vec_pretty(state)?;
-    // The lock is held, so one name is enough. No fsync: a boot voids the state anyway.
-    let temporary = beside(path, ".new");
-    fs::write(&temporary, text)?;
-    fs::rename(&temporary, path)
-}
-
 /// The kernel's name of this boot, which no process outlives.
 fn boot_id() -> &'static str {
-    static BOOT_ID: OnceLock<String> = OnceLock::new();
+    static BOOT_ID: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     BOOT_ID.get_or_init(|| {
-        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         text.trim().to_owned()
     })
 }
@@ -187,7 +122,13 @@ fn settle(state: &mut State, node: &Node) {
     let boot = boot_id();
     let rebooted = state.boot_id != boot;
     if rebooted {
-        boot.clone_into(&mut state.boot_id);
+        *state = State {
+            boot_id: boot.to_owned(),
+            created: state.created,
+            last_event: state.last_event,
+            gpus: std::mem::take(&mut state.gpus),
+            ..State::default()
+        };
     }
     for gpu in &node.gpus {
         let fresh = GpuState {
@@ -214,17 +155,9 @@ fn settle(state: &mut State, node: &Node) {
             *now = GpuState {
                 mig: mode,
                 mig_pending: mode,
+                health: now.health.after_reset(),
                 ..fresh
             };
         }
     }
-}
-
-fn unusable(path: &Path, error: &io::Error) -> Code {
-    crate::session::complain(&format!(
-        "the state file {} cannot be used: {error}; repair or remove it, or name another in \
-         FAKE_NVML_STATE",
-        path.display()
-    ));
-    Code(sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN)
 }

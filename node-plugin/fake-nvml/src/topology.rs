@@ -4,11 +4,15 @@
 //! filled in. Never: a number about a GPU that is not in the file.
 
 mod check;
+mod links;
+mod names;
+
+pub use links::{ClusterUuid, Fabric, LinkEnd, LinkTo, MemoryBus, NvLinks, Pcie};
+pub use names::{MajorMinor, Pci};
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -65,6 +69,10 @@ pub struct Gpu {
     pub root: String,
     /// The MIG mode before anybody changed it.
     pub mig_enabled: bool,
+    /// Which GPUs it is linked with: those of the same number.
+    pub group: usize,
+    /// The fabric that it has joined.
+    pub fabric: Option<Fabric>,
 }
 
 /// The versions of driver, NVML and CUDA.
@@ -103,12 +111,22 @@ pub struct Model {
     pub idle_watts: u32,
     /// The power limit, in watts.
     pub limit_watts: u32,
-    /// NVLink links, all active; 0 without NVLink.
-    #[serde(default)]
-    pub nvlinks: u32,
+    /// The memory interface; absent: the driver does not tell.
+    pub memory_bus: Option<MemoryBus>,
+    /// The PCIe link; absent: the driver does not tell.
+    pub pcie: Option<Pcie>,
+    /// The NVLinks; absent on a card without NVLink.
+    pub nvlink: Option<NvLinks>,
+    /// Whether the memory has ECC.
+    #[serde(default = "yes")]
+    pub ecc: bool,
     /// What MIG offers; absent on a card without MIG.
     #[serde(default)]
     pub mig: Option<Mig>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The MIG tables of a model.
@@ -199,91 +217,6 @@ pub struct ComputeProfile {
     pub starts: Vec<u32>,
 }
 
-/// Two numbers with a point between them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct MajorMinor {
-    /// Before the point.
-    pub major: u32,
-    /// After the point.
-    pub minor: u32,
-}
-
-impl TryFrom<String> for MajorMinor {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.split_once('.')
-            .and_then(|(major, minor)| {
-                Some(Self {
-                    major: major.parse().ok()?,
-                    minor: minor.parse().ok()?,
-                })
-            })
-            .ok_or_else(|| format!("{text:?} is not of the form major.minor, such as \"9.0\""))
-    }
-}
-
-/// A PCI address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Pci {
-    /// The PCI domain.
-    pub domain: u32,
-    /// The bus.
-    pub bus: u8,
-    /// The device.
-    pub device: u8,
-    /// The function.
-    pub function: u8,
-}
-
-impl FromStr for Pci {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parse = || {
-            let (rest, function) = text.rsplit_once('.')?;
-            let mut parts = rest.rsplit(':');
-            let device = u8::from_str_radix(parts.next()?, 16).ok()?;
-            let bus = u8::from_str_radix(parts.next()?, 16).ok()?;
-            // NVML also takes an address without a domain.
-            let domain = match parts.next() {
-                Some(domain) => u32::from_str_radix(domain, 16).ok()?,
-                None => 0,
-            };
-            let function = u8::from_str_radix(function, 16).ok()?;
-            parts.next().is_none().then_some(Self {
-                domain,
-                bus,
-                device,
-                function,
-            })
-        };
-        parse().ok_or_else(|| {
-            format!("{text:?} is not a PCI address; write domain:bus:device.function, such as 0000:65:00.0")
-        })
-    }
-}
-
-impl TryFrom<String> for Pci {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl fmt::Display for Pci {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:04x}:{:02x}:{:02x}.{:x}",
-            self.domain, self.bus, self.device, self.function
-        )
-    }
-}
-
 /// The file as written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -304,6 +237,7 @@ struct Group {
     model: String,
     #[serde(default)]
     mig_enabled: bool,
+    fabric: Option<Fabric>,
     devices: Vec<Spanned<Device>>,
 }
 
@@ -369,7 +303,7 @@ impl Node {
             models.insert(name, Arc::new(model));
         }
         let mut gpus: Vec<Gpu> = Vec::new();
-        for group in file.gpus {
+        for (number, group) in file.gpus.into_iter().enumerate() {
             let line = Some(group.referenced.line());
             let group = group.value;
             let Some(model) = models.get(&group.model) else {
@@ -388,15 +322,18 @@ impl Node {
                 );
                 return Err(fail(line, problem, "drop migEnabled"));
             }
+            if let Some((problem, remedy)) = check::links(&group, model) {
+                return Err(fail(line, problem, remedy));
+            }
+            let kind = Kind {
+                model,
+                mig_enabled: group.mig_enabled,
+                group: number,
+                fabric: group.fabric.as_ref(),
+            };
             for device in group.devices {
                 let line = Some(device.referenced.line());
-                let gpu = resolve(
-                    device.value,
-                    &file.seed,
-                    gpus.len(),
-                    model,
-                    group.mig_enabled,
-                );
+                let gpu = resolve(device.value, &file.seed, gpus.len(), kind);
                 if let Some((problem, remedy)) = check::conflict(&gpus, &gpu) {
                     return Err(fail(line, problem, remedy));
                 }
@@ -410,11 +347,20 @@ impl Node {
     }
 }
 
-fn resolve(device: Device, seed: &str, index: usize, model: &Arc<Model>, mig_enabled: bool) -> Gpu {
+/// What a group's GPUs have in common.
+#[derive(Clone, Copy)]
+struct Kind<'a> {
+    model: &'a Arc<Model>,
+    mig_enabled: bool,
+    group: usize,
+    fabric: Option<&'a Fabric>,
+}
+
+fn resolve(device: Device, seed: &str, index: usize, kind: Kind<'_>) -> Gpu {
     let pci = device.pci;
     let id = derive_id(&[seed, &pci.to_string()]);
     Gpu {
-        model: Arc::clone(model),
+        model: Arc::clone(kind.model),
         uuid: device.uuid.unwrap_or_else(|| format!("GPU-{}", dashed(id))),
         serial: device
             .serial
@@ -423,7 +369,9 @@ fn resolve(device: Device, seed: &str, index: usize, model: &Arc<Model>, mig_ena
         numa: device.numa,
         root: device.root,
         pci,
-        mig_enabled,
+        mig_enabled: kind.mig_enabled,
+        group: kind.group,
+        fabric: kind.fabric.cloned(),
     }
 }
 

@@ -1,7 +1,8 @@
-//! What the node plugin published and what the (fake) hardware of a node holds.
+//! What the node plugin published, what the (fake) hardware of a node holds, and what happens to it.
 //!
 //! In: ResourceSlices and a node's state file. Out: GPUs by device name, and their MIG instances.
-//! The state file is the fake library's and stands for the hardware: nothing here writes it.
+//! The state file is the fake library's and stands for the hardware: only the library and its own
+//! tool on the node (`fake-nvml`) write it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -84,6 +85,144 @@ pub async fn instances(
         .flat_map(|all| all.values())
         .filter_map(|one| Some((one["start"].as_u64()?, one["size"].as_u64()?)))
         .collect())
+}
+
+/// Makes something happen to the hardware of a node: a command of `fake-nvml` and what follows the
+/// driver root in its arguments (`fake-nvml --help`). A GPU may be named by its device's name.
+///
+/// # Errors
+/// When the tool on the node refuses, or is not there: `hack/cluster up` puts it there.
+pub async fn hardware(cluster: &Cluster, node: &str, command: &[&str]) -> anyhow::Result<()> {
+    let (name, rest) = command.split_first().context("no command of fake-nvml")?;
+    let mut arguments = vec!["/opt/fake-gpu/bin/fake-nvml", name, "/opt/fake-gpu"];
+    arguments.extend(rest);
+    cluster.on_node(node, &arguments).await?;
+    Ok(())
+}
+
+/// A critical error of a GPU, or of a MIG instance of it (GPU instance id, compute instance id).
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn inject_xid(
+    cluster: &Cluster,
+    node: &str,
+    gpu: &str,
+    xid: u64,
+    instance: Option<(u32, u32)>,
+) -> anyhow::Result<()> {
+    let xid = xid.to_string();
+    let mut command = vec!["xid", gpu, &xid];
+    let instance = instance.map(|(gi, ci)| format!("{gi}:{ci}"));
+    if let Some(instance) = &instance {
+        command.extend(["--instance", instance]);
+    }
+    hardware(cluster, node, &command).await
+}
+
+/// So many uncorrectable ECC errors of a GPU.
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn inject_ecc(
+    cluster: &Cluster,
+    node: &str,
+    gpu: &str,
+    count: u64,
+) -> anyhow::Result<()> {
+    let count = count.to_string();
+    hardware(cluster, node, &["ecc", gpu, "--count", &count]).await
+}
+
+/// A row that could not be remapped.
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn fail_row_remap(cluster: &Cluster, node: &str, gpu: &str) -> anyhow::Result<()> {
+    let command = ["row-remap", gpu, "--uncorrectable", "1", "--failed"];
+    hardware(cluster, node, &command).await
+}
+
+/// A GPU that is too hot, or (without a temperature) cool again.
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn overheat(
+    cluster: &Cluster,
+    node: &str,
+    gpu: &str,
+    celsius: Option<u32>,
+) -> anyhow::Result<()> {
+    match celsius.map(|celsius| celsius.to_string()) {
+        Some(celsius) => {
+            let command = ["thermal", gpu, "--celsius", &celsius, "--hw"];
+            hardware(cluster, node, &command).await
+        }
+        None => hardware(cluster, node, &["thermal", gpu]).await,
+    }
+}
+
+/// A GPU that falls off the bus.
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn lose(cluster: &Cluster, node: &str, gpu: &str) -> anyhow::Result<()> {
+    hardware(cluster, node, &["lost", gpu]).await
+}
+
+/// A reset of a GPU: ends loss, errors, heat and its MIG instances.
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn reset(cluster: &Cluster, node: &str, gpu: &str) -> anyhow::Result<()> {
+    hardware(cluster, node, &["recover", gpu]).await
+}
+
+/// A function of `nvml.h` that hangs so long at each call, on one GPU or on all; zero ends it.
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn delay(
+    cluster: &Cluster,
+    node: &str,
+    gpu: Option<&str>,
+    function: &str,
+    delay: Duration,
+) -> anyhow::Result<()> {
+    let seconds = delay.as_secs_f64().to_string();
+    let mut command = vec!["delay", function, &seconds];
+    if let Some(gpu) = gpu {
+        command.extend(["--gpu", gpu]);
+    }
+    hardware(cluster, node, &command).await
+}
+
+/// The nth call of a function of `nvml.h` from now on (counted from 1) kills its process, once;
+/// before it acts, or after.
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn kill_at(
+    cluster: &Cluster,
+    node: &str,
+    function: &str,
+    nth: u64,
+    after: bool,
+) -> anyhow::Result<()> {
+    let nth = nth.to_string();
+    let mut command = vec!["kill", function, "--nth", &nth];
+    if after {
+        command.push("--after");
+    }
+    hardware(cluster, node, &command).await
+}
+
+/// Takes back everything that was made to happen on a node; MIG mode and instances stay.
+///
+/// # Errors
+/// As [`hardware`].
+pub async fn clear(cluster: &Cluster, node: &str) -> anyhow::Result<()> {
+    hardware(cluster, node, &["clear"]).await
 }
 
 /// Deletes every slice of the driver, and answers how long it took until as many devices were

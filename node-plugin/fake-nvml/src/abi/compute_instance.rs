@@ -46,7 +46,7 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     engine: c_uint,
     info: Out<sys::nvmlComputeInstanceProfileInfo_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlGpuInstanceGetComputeInstanceProfileInfo", |session| {
         let found = session.gpu_instance(instance)?;
         let (parent, offer) = offer_by_value(found.mig, &found.instance, profile, engine)?;
         info.set(sys::nvmlComputeInstanceProfileInfo_t {
@@ -70,7 +70,7 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
     engine: c_uint,
     info: Out<sys::nvmlComputeInstanceProfileInfo_v2_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlGpuInstanceGetComputeInstanceProfileInfoV", |session| {
         let found = session.gpu_instance(instance)?;
         let (parent, offer) = offer_by_value(found.mig, &found.instance, profile, engine)?;
         let (slices, name) = (offer.profile.slices, &parent.name);
@@ -130,11 +130,14 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
     profile_id: c_uint,
     count: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
-        let found = session.gpu_instance(instance)?;
-        let offer = offer_by_id(found.mig, &found.instance, profile_id)?;
-        count.set(mig::free_compute_starts(&found.instance, &offer).len() as c_uint)
-    })
+    call(
+        "nvmlGpuInstanceGetComputeInstanceRemainingCapacity",
+        |session| {
+            let found = session.gpu_instance(instance)?;
+            let offer = offer_by_id(found.mig, &found.instance, profile_id)?;
+            count.set(mig::free_compute_starts(&found.instance, &offer).len() as c_uint)
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -144,20 +147,23 @@ extern "C" fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(
     placements: Fill<sys::nvmlComputeInstancePlacement_t>,
     count: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
-        let found = session.gpu_instance(instance)?;
-        let offer = offer_by_id(found.mig, &found.instance, profile_id)?;
-        let size = offer.profile.slices;
-        let all: Vec<_> = offer
-            .starts
-            .iter()
-            .map(|start| sys::nvmlComputeInstancePlacement_t {
-                start: *start,
-                size,
-            })
-            .collect();
-        placements.set(&count, &all)
-    })
+    call(
+        "nvmlGpuInstanceGetComputeInstancePossiblePlacements",
+        |session| {
+            let found = session.gpu_instance(instance)?;
+            let offer = offer_by_id(found.mig, &found.instance, profile_id)?;
+            let size = offer.profile.slices;
+            let all: Vec<_> = offer
+                .starts
+                .iter()
+                .map(|start| sys::nvmlComputeInstancePlacement_t {
+                    start: *start,
+                    size,
+                })
+                .collect();
+            placements.set(&count, &all)
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -166,7 +172,8 @@ extern "C" fn nvmlGpuInstanceCreateComputeInstance(
     profile_id: c_uint,
     compute: Out<sys::nvmlComputeInstance_t>,
 ) -> sys::nvmlReturn_t {
-    create_compute(instance, profile_id, || Ok(None), &compute)
+    let function = "nvmlGpuInstanceCreateComputeInstance";
+    create_compute(function, instance, profile_id, || Ok(None), &compute)
 }
 
 #[unsafe(no_mangle)]
@@ -181,48 +188,38 @@ extern "C" fn nvmlGpuInstanceCreateComputeInstanceWithPlacement(
             .get()
             .map(|wanted| Some((wanted.start, wanted.size)))
     };
-    create_compute(instance, profile_id, placement, &compute)
+    let function = "nvmlGpuInstanceCreateComputeInstanceWithPlacement";
+    create_compute(function, instance, profile_id, placement, &compute)
 }
 
 fn create_compute(
+    function: &'static str,
     instance: sys::nvmlGpuInstance_t,
     profile_id: c_uint,
     placement: impl FnOnce() -> Result<Option<(u32, u32)>, Code>,
     compute: &Out<sys::nvmlComputeInstance_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call(function, |session| {
         let found = session.gpu_instance(instance)?;
         let wanted = (profile_id, placement()?);
         compute.set(std::ptr::null_mut())?;
-        let ci = session.update(
-            "nvmlGpuInstanceCreateComputeInstance",
-            found.gpu,
-            |state, created| {
-                let instance = state
-                    .instances
-                    .get_mut(&found.gi)
-                    .ok_or(Code::INVALID_ARGUMENT)?;
-                mig::create_compute(found.gpu, found.mig, (found.gi, instance), wanted, created)
-            },
-        )?;
+        let ci = session.update(found.gpu, |state, created| {
+            let instance = state
+                .instances
+                .get_mut(&found.gi)
+                .ok_or(Code::INVALID_ARGUMENT)?;
+            mig::create_compute(found.gpu, found.mig, (found.gi, instance), wanted, created)
+        })?;
         compute.set(handle::compute_instance(found.index, found.gi, ci))
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlComputeInstanceDestroy(compute: sys::nvmlComputeInstance_t) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlComputeInstanceDestroy", |session| {
         let (parent, ci, _) = session.compute_instance(compute)?;
-        session.update("nvmlComputeInstanceDestroy", parent.gpu, |state, _| {
-            let instance = state
-                .instances
-                .get_mut(&parent.gi)
-                .ok_or(Code::INVALID_ARGUMENT)?;
-            instance
-                .compute_instances
-                .remove(&ci)
-                .map(|_| ())
-                .ok_or(Code::INVALID_ARGUMENT)
+        session.update(parent.gpu, |state, _| {
+            mig::destroy_compute(state, parent.gi, ci)
         })
     })
 }
@@ -234,7 +231,7 @@ extern "C" fn nvmlGpuInstanceGetComputeInstances(
     computes: Fill<sys::nvmlComputeInstance_t>,
     count: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlGpuInstanceGetComputeInstances", |session| {
         let found = session.gpu_instance(instance)?;
         offer_by_id(found.mig, &found.instance, profile_id)?;
         let handles: Vec<_> = found
@@ -254,7 +251,7 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
     id: c_uint,
     compute: Out<sys::nvmlComputeInstance_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlGpuInstanceGetComputeInstanceById", |session| {
         let found = session.gpu_instance(instance)?;
         if !found.instance.compute_instances.contains_key(&id) {
             return Err(Code::NOT_FOUND);
@@ -268,7 +265,7 @@ extern "C" fn nvmlComputeInstanceGetInfo_v2(
     compute: sys::nvmlComputeInstance_t,
     info: Out<sys::nvmlComputeInstanceInfo_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlComputeInstanceGetInfo_v2", |session| {
         let (parent, ci, found) = session.compute_instance(compute)?;
         info.set(sys::nvmlComputeInstanceInfo_t {
             // The MIG device, not the GPU: clients read its UUID from here.

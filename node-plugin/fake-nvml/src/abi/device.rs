@@ -12,7 +12,9 @@ use crate::topology::{Gpu, Pci};
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> sys::nvmlReturn_t {
-    call(|session| count.set(session.node.gpus.len() as c_uint))
+    call("nvmlDeviceGetCount_v2", |session| {
+        count.set(session.node.gpus.len() as c_uint)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -20,7 +22,7 @@ extern "C" fn nvmlDeviceGetHandleByIndex_v2(
     index: c_uint,
     device: Out<sys::nvmlDevice_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetHandleByIndex_v2", |session| {
         session.present(index)?;
         device.set(handle::device(index))
     })
@@ -31,7 +33,7 @@ extern "C" fn nvmlDeviceGetHandleByUUID(
     uuid: InText,
     device: Out<sys::nvmlDevice_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetHandleByUUID", |session| {
         let uuid = uuid.get()?;
         for (index, gpu) in (0..).zip(&session.node.gpus) {
             if gpu.uuid == uuid {
@@ -54,12 +56,14 @@ extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
     address: InText,
     device: Out<sys::nvmlDevice_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetHandleByPciBusId_v2", |session| {
         let pci: Pci = address.get()?.parse().map_err(|_| Code::INVALID_ARGUMENT)?;
         let found = (0..)
             .zip(&session.node.gpus)
             .find(|(_, gpu)| gpu.pci == pci);
-        device.set(handle::device(found.ok_or(Code::NOT_FOUND)?.0))
+        let (index, _) = found.ok_or(Code::NOT_FOUND)?;
+        session.present(index)?;
+        device.set(handle::device(index))
     })
 }
 
@@ -68,7 +72,7 @@ extern "C" fn nvmlDeviceGetHandleBySerial(
     serial: InText,
     device: Out<sys::nvmlDevice_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetHandleBySerial", |session| {
         let serial = serial.get()?;
         let found = (0..)
             .zip(&session.node.gpus)
@@ -83,12 +87,14 @@ extern "C" fn nvmlDeviceGetName(
     name: OutText,
     length: c_uint,
 ) -> sys::nvmlReturn_t {
-    call(|session| match session.device(device)? {
-        Device::Whole(_, gpu) => name.set(length, &gpu.model.name),
-        Device::Mig(mig) => name.set(
-            length,
-            &format!("{} MIG {}", mig.gpu.model.name, mig.profile.name),
-        ),
+    call("nvmlDeviceGetName", |session| {
+        match session.device(device)? {
+            Device::Whole(_, gpu) => name.set(length, &gpu.model.name),
+            Device::Mig(mig) => name.set(
+                length,
+                &format!("{} MIG {}", mig.gpu.model.name, mig.profile.name),
+            ),
+        }
     })
 }
 
@@ -98,9 +104,11 @@ extern "C" fn nvmlDeviceGetUUID(
     uuid: OutText,
     length: c_uint,
 ) -> sys::nvmlReturn_t {
-    call(|session| match session.device(device)? {
-        Device::Whole(_, gpu) => uuid.set(length, &gpu.uuid),
-        Device::Mig(mig) => uuid.set(length, &mig.compute.uuid),
+    call("nvmlDeviceGetUUID", |session| {
+        match session.device(device)? {
+            Device::Whole(_, gpu) => uuid.set(length, &gpu.uuid),
+            Device::Mig(mig) => uuid.set(length, &mig.compute.uuid),
+        }
     })
 }
 
@@ -109,14 +117,16 @@ extern "C" fn nvmlDeviceGetIndex(
     device: sys::nvmlDevice_t,
     index: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| match session.device(device)? {
-        Device::Whole(gpu, _) => index.set(gpu),
-        Device::Mig(mig) => {
-            let devices = super::mig_device::devices(session, mig.gpu)?;
-            let position = devices
-                .iter()
-                .position(|(gi, ci)| (*gi, *ci) == (mig.gi, mig.ci));
-            index.set(position.ok_or(Code::INVALID_ARGUMENT)? as c_uint)
+    call("nvmlDeviceGetIndex", |session| {
+        match session.device(device)? {
+            Device::Whole(gpu, _) => index.set(gpu),
+            Device::Mig(mig) => {
+                let devices = super::mig_device::devices(session, mig.gpu)?;
+                let position = devices
+                    .iter()
+                    .position(|(gi, ci)| (*gi, *ci) == (mig.gi, mig.ci));
+                index.set(position.ok_or(Code::INVALID_ARGUMENT)? as c_uint)
+            }
         }
     })
 }
@@ -126,7 +136,9 @@ extern "C" fn nvmlDeviceGetMinorNumber(
     device: sys::nvmlDevice_t,
     minor: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| minor.set(session.whole(device)?.1.minor))
+    call("nvmlDeviceGetMinorNumber", |session| {
+        minor.set(session.whole(device)?.1.minor)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -135,7 +147,9 @@ extern "C" fn nvmlDeviceGetSerial(
     serial: OutText,
     length: c_uint,
 ) -> sys::nvmlReturn_t {
-    call(|session| serial.set(length, &session.whole(device)?.1.serial))
+    call("nvmlDeviceGetSerial", |session| {
+        serial.set(length, &session.whole(device)?.1.serial)
+    })
 }
 
 /// The GPU of a device, which for a MIG device is the one it is part of.
@@ -153,7 +167,9 @@ extern "C" fn nvmlDeviceGetBrand(
     device: sys::nvmlDevice_t,
     brand: Out<sys::nvmlBrandType_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| brand.set(physical!(session, device).model.brand))
+    call("nvmlDeviceGetBrand", |session| {
+        brand.set(physical!(session, device).model.brand)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -161,7 +177,9 @@ extern "C" fn nvmlDeviceGetArchitecture(
     device: sys::nvmlDevice_t,
     architecture: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| architecture.set(physical!(session, device).model.architecture))
+    call("nvmlDeviceGetArchitecture", |session| {
+        architecture.set(physical!(session, device).model.architecture)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -170,7 +188,7 @@ extern "C" fn nvmlDeviceGetCudaComputeCapability(
     major: Out<c_int>,
     minor: Out<c_int>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetCudaComputeCapability", |session| {
         let capability = physical!(session, device).model.compute_capability;
         major.set(capability.major as c_int)?;
         minor.set(capability.minor as c_int)
@@ -192,7 +210,7 @@ extern "C" fn nvmlDeviceGetPciInfo_v3(
     device: sys::nvmlDevice_t,
     info: Out<sys::nvmlPciInfo_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetPciInfo_v3", |session| {
         let Gpu { pci, model, .. } = physical!(session, device);
         let Pci {
             domain,
@@ -221,7 +239,7 @@ extern "C" fn nvmlDeviceGetPciInfoExt(
     device: sys::nvmlDevice_t,
     info: Out<sys::nvmlPciInfoExt_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetPciInfoExt", |session| {
         let Gpu { pci, model, .. } = physical!(session, device);
         let version = struct_version::<sys::nvmlPciInfoExt_t>(1);
         if info.version()? != version {
@@ -248,7 +266,7 @@ extern "C" fn nvmlDeviceGetNumaNodeId(
     node: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
     // The NUMA node of the GPU's own memory: only coherent systems have one.
-    call(|session| {
+    call("nvmlDeviceGetNumaNodeId", |session| {
         session.whole(device)?;
         let _ = &node;
         Err(Code::NOT_SUPPORTED)
@@ -270,7 +288,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo(
     device: sys::nvmlDevice_t,
     info: Out<sys::nvmlMemory_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetMemoryInfo", |session| {
         let (total, reserved) = memory(&session.device(device)?);
         info.set(sys::nvmlMemory_t {
             total,
@@ -285,7 +303,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(
     device: sys::nvmlDevice_t,
     info: Out<sys::nvmlMemory_v2_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetMemoryInfo_v2", |session| {
         let (total, reserved) = memory(&session.device(device)?);
         let version = struct_version::<sys::nvmlMemory_v2_t>(2);
         if info.version()? != version {
@@ -307,7 +325,7 @@ extern "C" fn nvmlDeviceGetComputeMode(
     device: sys::nvmlDevice_t,
     mode: Out<sys::nvmlComputeMode_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetComputeMode", |session| {
         let (_, gpu) = session.whole(device)?;
         mode.set(session.state(gpu)?.compute_mode)
     })
@@ -318,12 +336,12 @@ extern "C" fn nvmlDeviceSetComputeMode(
     device: sys::nvmlDevice_t,
     mode: sys::nvmlComputeMode_t,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceSetComputeMode", |session| {
         let (_, gpu) = session.whole(device)?;
         if mode >= sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_COUNT {
             return Err(Code::INVALID_ARGUMENT);
         }
-        session.update("nvmlDeviceSetComputeMode", gpu, |state, _| {
+        session.update(gpu, |state, _| {
             state.compute_mode = mode;
             Ok(())
         })
@@ -335,100 +353,9 @@ extern "C" fn nvmlDeviceGetPersistenceMode(
     device: sys::nvmlDevice_t,
     mode: Out<sys::nvmlEnableState_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetPersistenceMode", |session| {
         session.whole(device)?;
         mode.set(sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetEccMode(
-    device: sys::nvmlDevice_t,
-    current: Out<sys::nvmlEnableState_t>,
-    pending: Out<sys::nvmlEnableState_t>,
-) -> sys::nvmlReturn_t {
-    call(|session| {
-        session.whole(device)?;
-        current.set(sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)?;
-        pending.set(sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
-    })
-}
-
-/// Every card is idle at this temperature, in degrees Celsius.
-const TEMPERATURE: u32 = 34;
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetTemperature(
-    device: sys::nvmlDevice_t,
-    sensor: sys::nvmlTemperatureSensors_t,
-    temperature: Out<c_uint>,
-) -> sys::nvmlReturn_t {
-    call(|session| {
-        session.whole(device)?;
-        if sensor >= sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_COUNT {
-            return Err(Code::INVALID_ARGUMENT);
-        }
-        temperature.set(TEMPERATURE)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetTemperatureV(
-    device: sys::nvmlDevice_t,
-    temperature: Out<sys::nvmlTemperature_t>,
-) -> sys::nvmlReturn_t {
-    call(|session| {
-        session.whole(device)?;
-        if temperature.version()? != struct_version::<sys::nvmlTemperature_t>(1) {
-            return Err(Code::VERSION_MISMATCH);
-        }
-        let asked = temperature.get()?;
-        if asked.sensorType >= sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_COUNT {
-            return Err(Code::INVALID_ARGUMENT);
-        }
-        temperature.set(sys::nvmlTemperature_t {
-            temperature: TEMPERATURE as c_int,
-            ..asked
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetPowerUsage(
-    device: sys::nvmlDevice_t,
-    milliwatts: Out<c_uint>,
-) -> sys::nvmlReturn_t {
-    call(|session| milliwatts.set(session.whole(device)?.1.model.idle_watts * 1000))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetPowerManagementLimit(
-    device: sys::nvmlDevice_t,
-    milliwatts: Out<c_uint>,
-) -> sys::nvmlReturn_t {
-    call(|session| milliwatts.set(session.whole(device)?.1.model.limit_watts * 1000))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetEnforcedPowerLimit(
-    device: sys::nvmlDevice_t,
-    milliwatts: Out<c_uint>,
-) -> sys::nvmlReturn_t {
-    nvmlDeviceGetPowerManagementLimit(device, milliwatts)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetUtilizationRates(
-    device: sys::nvmlDevice_t,
-    rates: Out<sys::nvmlUtilization_t>,
-) -> sys::nvmlReturn_t {
-    call(|session| {
-        let (_, gpu) = session.whole(device)?;
-        // With MIG on, the whole GPU has no single figure.
-        if session.state(gpu)?.mig {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        rates.set(sys::nvmlUtilization_t { gpu: 0, memory: 0 })
     })
 }
 
@@ -438,7 +365,7 @@ extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
     second: sys::nvmlDevice_t,
     level: Out<sys::nvmlGpuTopologyLevel_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetTopologyCommonAncestor", |session| {
         let (first, second) = (session.whole(first)?.1, session.whole(second)?.1);
         level.set(if first.pci == second.pci {
             sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL
@@ -449,23 +376,5 @@ extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
         } else {
             sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM
         })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetNvLinkState(
-    device: sys::nvmlDevice_t,
-    link: c_uint,
-    active: Out<sys::nvmlEnableState_t>,
-) -> sys::nvmlReturn_t {
-    call(|session| {
-        let links = session.whole(device)?.1.model.nvlinks;
-        if links == 0 {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        if link >= links {
-            return Err(Code::INVALID_ARGUMENT);
-        }
-        active.set(sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
     })
 }

@@ -27,7 +27,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
     profile: c_uint,
     info: Out<sys::nvmlGpuInstanceProfileInfo_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetGpuInstanceProfileInfo", |session| {
         let (_, _, mig) = session.with_mig(device)?;
         let profile = lookup(mig, profile)?;
         info.set(sys::nvmlGpuInstanceProfileInfo_t {
@@ -52,7 +52,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
     profile: c_uint,
     info: Out<sys::nvmlGpuInstanceProfileInfo_v2_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetGpuInstanceProfileInfoV", |session| {
         let (_, _, mig) = session.with_mig(device)?;
         write_profile(lookup(mig, profile)?, &info)
     })
@@ -64,7 +64,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoByIdV(
     profile_id: c_uint,
     info: Out<sys::nvmlGpuInstanceProfileInfo_v2_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetGpuInstanceProfileInfoByIdV", |session| {
         let (_, _, mig) = session.with_mig(device)?;
         write_profile(mig.profile(profile_id).ok_or(Code::NOT_SUPPORTED)?, &info)
     })
@@ -121,7 +121,7 @@ extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     placements: Fill<sys::nvmlGpuInstancePlacement_t>,
     count: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetGpuInstancePossiblePlacements_v2", |session| {
         // nvml.h wants MIG on for this; drivers answer with it off as well, and dynamic
         // partitioning needs that.
         let (_, _, mig) = session.with_mig(device)?;
@@ -144,7 +144,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceRemainingCapacity(
     profile_id: c_uint,
     count: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetGpuInstanceRemainingCapacity", |session| {
         let (_, gpu, mig) = session.with_mig(device)?;
         let state = session.state(gpu)?;
         let profile = mig
@@ -161,12 +161,10 @@ extern "C" fn nvmlDeviceCreateGpuInstance(
     profile_id: c_uint,
     instance: Out<sys::nvmlGpuInstance_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceCreateGpuInstance", |session| {
         let (index, gpu, mig) = session.with_mig(device)?;
         instance.set(std::ptr::null_mut())?;
-        let gi = session.update("nvmlDeviceCreateGpuInstance", gpu, |state, _| {
-            mig::create(mig, state, profile_id, None)
-        })?;
+        let gi = session.update(gpu, |state, _| mig::create(mig, state, profile_id, None))?;
         instance.set(handle::gpu_instance(index, gi))
     })
 }
@@ -178,27 +176,23 @@ extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
     placement: In<sys::nvmlGpuInstancePlacement_t>,
     instance: Out<sys::nvmlGpuInstance_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceCreateGpuInstanceWithPlacement", |session| {
         let (index, gpu, mig) = session.with_mig(device)?;
         let placement = placement.get()?;
         let placement = Some((placement.start, placement.size));
         instance.set(std::ptr::null_mut())?;
-        let gi = session.update(
-            "nvmlDeviceCreateGpuInstanceWithPlacement",
-            gpu,
-            |state, _| mig::create(mig, state, profile_id, placement),
-        )?;
+        let gi = session.update(gpu, |state, _| {
+            mig::create(mig, state, profile_id, placement)
+        })?;
         instance.set(handle::gpu_instance(index, gi))
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlGpuInstanceDestroy(instance: sys::nvmlGpuInstance_t) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlGpuInstanceDestroy", |session| {
         let found = session.gpu_instance(instance)?;
-        session.update("nvmlGpuInstanceDestroy", found.gpu, |state, _| {
-            mig::destroy(state, found.gi)
-        })
+        session.update(found.gpu, |state, _| mig::destroy(state, found.gi))
     })
 }
 
@@ -209,7 +203,7 @@ extern "C" fn nvmlDeviceGetGpuInstances(
     instances: Fill<sys::nvmlGpuInstance_t>,
     count: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetGpuInstances", |session| {
         let (index, gpu, mig) = session.with_mig(device)?;
         let state = session.state(gpu)?;
         if !state.mig {
@@ -232,7 +226,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceById(
     id: c_uint,
     instance: Out<sys::nvmlGpuInstance_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetGpuInstanceById", |session| {
         let (index, gpu, _) = session.with_mig(device)?;
         let state = session.state(gpu)?;
         if !state.mig {
@@ -250,7 +244,7 @@ extern "C" fn nvmlGpuInstanceGetInfo(
     instance: sys::nvmlGpuInstance_t,
     info: Out<sys::nvmlGpuInstanceInfo_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlGpuInstanceGetInfo", |session| {
         let found = session.gpu_instance(instance)?;
         info.set(sys::nvmlGpuInstanceInfo_t {
             device: handle::device(found.index),

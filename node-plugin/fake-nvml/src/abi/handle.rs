@@ -5,7 +5,8 @@
 
 use nvml_wrapper_sys::bindings as sys;
 
-use crate::session::{Code, Session};
+use crate::call::Call;
+use crate::session::Code;
 use crate::state::{ComputeInstance, Instance};
 use crate::topology::{Gpu, Mig, Profile};
 
@@ -84,7 +85,7 @@ pub(super) struct GpuInstance<'a> {
     pub(super) instance: Instance,
 }
 
-impl Session {
+impl Call {
     /// The GPU of a device handle, which for a MIG device is its parent.
     pub(super) fn device(&self, handle: sys::nvmlDevice_t) -> Result<Device<'_>, Code> {
         let handle = Handle::decode(handle)?;

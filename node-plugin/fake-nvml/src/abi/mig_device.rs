@@ -26,7 +26,7 @@ extern "C" fn nvmlDeviceGetMigMode(
     current: Out<c_uint>,
     pending: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetMigMode", |session| {
         let (_, gpu, _) = session.with_mig(device)?;
         let state = session.state(gpu)?;
         current.set(state.mig.into())?;
@@ -40,7 +40,7 @@ extern "C" fn nvmlDeviceSetMigMode(
     mode: c_uint,
     activation: Out<sys::nvmlReturn_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceSetMigMode", |session| {
         let (_, gpu, tables) = session.with_mig(device)?;
         let on = match mode {
             sys::NVML_DEVICE_MIG_DISABLE => false,
@@ -48,9 +48,7 @@ extern "C" fn nvmlDeviceSetMigMode(
             _ => return Err(Code::INVALID_ARGUMENT),
         };
         // The call succeeds; whether the mode took effect is the activation status.
-        let status = session.update("nvmlDeviceSetMigMode", gpu, |state, _| {
-            Ok(mig::set_mode(tables, state, on))
-        })?;
+        let status = session.update(gpu, |state, _| Ok(mig::set_mode(tables, state, on)))?;
         activation.set(status.map_or_else(|code| code.0, |()| sys::nvmlReturn_enum_NVML_SUCCESS))
     })
 }
@@ -60,7 +58,9 @@ extern "C" fn nvmlDeviceIsMigDeviceHandle(
     device: sys::nvmlDevice_t,
     is_mig: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| is_mig.set(matches!(session.device(device)?, Device::Mig(_)).into()))
+    call("nvmlDeviceIsMigDeviceHandle", |session| {
+        is_mig.set(matches!(session.device(device)?, Device::Mig(_)).into())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -68,7 +68,7 @@ extern "C" fn nvmlDeviceGetMaxMigDeviceCount(
     device: sys::nvmlDevice_t,
     count: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetMaxMigDeviceCount", |session| {
         let (_, gpu) = session.whole(device)?;
         // 0, not an error, where MIG is absent or off.
         count.set(match &gpu.model.mig {
@@ -84,7 +84,7 @@ extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
     index: c_uint,
     mig_device: Out<sys::nvmlDevice_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlDeviceGetMigDeviceHandleByIndex", |session| {
         let (gpu_index, gpu, mig) = session.with_mig(device)?;
         if index >= mig.compute_slices {
             return Err(Code::INVALID_ARGUMENT);
@@ -100,10 +100,13 @@ extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     mig_device: sys::nvmlDevice_t,
     device: Out<sys::nvmlDevice_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| match session.device(mig_device)? {
-        Device::Whole(..) => Err(Code::INVALID_ARGUMENT),
-        Device::Mig(mig) => device.set(handle::device(mig.index)),
-    })
+    call(
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+        |session| match session.device(mig_device)? {
+            Device::Whole(..) => Err(Code::INVALID_ARGUMENT),
+            Device::Mig(mig) => device.set(handle::device(mig.index)),
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -111,9 +114,11 @@ extern "C" fn nvmlDeviceGetGpuInstanceId(
     device: sys::nvmlDevice_t,
     id: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| match session.device(device)? {
-        Device::Whole(..) => Err(Code::INVALID_ARGUMENT),
-        Device::Mig(mig) => id.set(mig.gi),
+    call("nvmlDeviceGetGpuInstanceId", |session| {
+        match session.device(device)? {
+            Device::Whole(..) => Err(Code::INVALID_ARGUMENT),
+            Device::Mig(mig) => id.set(mig.gi),
+        }
     })
 }
 
@@ -122,9 +127,11 @@ extern "C" fn nvmlDeviceGetComputeInstanceId(
     device: sys::nvmlDevice_t,
     id: Out<c_uint>,
 ) -> sys::nvmlReturn_t {
-    call(|session| match session.device(device)? {
-        Device::Whole(..) => Err(Code::INVALID_ARGUMENT),
-        Device::Mig(mig) => id.set(mig.ci),
+    call("nvmlDeviceGetComputeInstanceId", |session| {
+        match session.device(device)? {
+            Device::Whole(..) => Err(Code::INVALID_ARGUMENT),
+            Device::Mig(mig) => id.set(mig.ci),
+        }
     })
 }
 
@@ -133,21 +140,23 @@ extern "C" fn nvmlDeviceGetAttributes_v2(
     device: sys::nvmlDevice_t,
     attributes: Out<sys::nvmlDeviceAttributes_t>,
 ) -> sys::nvmlReturn_t {
-    call(|session| match session.device(device)? {
-        Device::Whole(..) => Err(Code::NOT_SUPPORTED),
-        Device::Mig(mig) => {
-            let profile = mig.profile;
-            attributes.set(sys::nvmlDeviceAttributes_t {
-                multiprocessorCount: profile.sms * mig.compute.size / profile.slices,
-                sharedCopyEngineCount: profile.copy,
-                sharedDecoderCount: profile.dec,
-                sharedEncoderCount: profile.enc,
-                sharedJpegCount: profile.jpeg,
-                sharedOfaCount: profile.ofa,
-                gpuInstanceSliceCount: profile.slices,
-                computeInstanceSliceCount: mig.compute.size,
-                memorySizeMB: profile.memory_mib,
-            })
+    call("nvmlDeviceGetAttributes_v2", |session| {
+        match session.device(device)? {
+            Device::Whole(..) => Err(Code::NOT_SUPPORTED),
+            Device::Mig(mig) => {
+                let profile = mig.profile;
+                attributes.set(sys::nvmlDeviceAttributes_t {
+                    multiprocessorCount: profile.sms * mig.compute.size / profile.slices,
+                    sharedCopyEngineCount: profile.copy,
+                    sharedDecoderCount: profile.dec,
+                    sharedEncoderCount: profile.enc,
+                    sharedJpegCount: profile.jpeg,
+                    sharedOfaCount: profile.ofa,
+                    gpuInstanceSliceCount: profile.slices,
+                    computeInstanceSliceCount: mig.compute.size,
+                    memorySizeMB: profile.memory_mib,
+                })
+            }
         }
     })
 }

@@ -14,8 +14,10 @@ mod device;
 mod events;
 mod gpu_instance;
 mod handle;
+mod links;
 mod mig_device;
 mod ptr;
+mod readings;
 mod system;
 
 pub(crate) use system::library_path;
@@ -24,14 +26,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nvml_wrapper_sys::bindings as sys;
 
-use crate::session::{self, Code, Session};
+use crate::call::Call;
+use crate::session::{self, Code};
 
-/// Runs a call that needs an initialised library. No panic may cross into C.
-fn call(body: impl FnOnce(&Session) -> Result<(), Code>) -> sys::nvmlReturn_t {
-    bare_call(|| body(&*session::current()?))
+/// Runs a function of `nvml.h` that needs an initialised library.
+fn call(function: &'static str, body: impl FnOnce(&Call) -> Result<(), Code>) -> sys::nvmlReturn_t {
+    bare_call(|| {
+        let call = Call::begin(session::current()?, function)?;
+        let answer = body(&call);
+        call.end();
+        answer
+    })
 }
 
-/// Runs a call that works without `nvmlInit`.
+/// Runs a function that works without `nvmlInit`. No panic may cross into C.
 fn bare_call(body: impl FnOnce() -> Result<(), Code>) -> sys::nvmlReturn_t {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => sys::nvmlReturn_enum_NVML_SUCCESS,

@@ -87,6 +87,30 @@ impl<T: Copy> Fill<T> {
     }
 }
 
+/// An array of so many structs that the caller has begun to fill in; its length is another
+/// argument.
+#[repr(transparent)]
+pub(super) struct InOut<T>(*mut T);
+
+impl<T: Copy> InOut<T> {
+    /// Changes each of them.
+    pub(super) fn change(&self, count: usize, change: impl Fn(&mut T)) -> Result<(), Code> {
+        if self.0.is_null() || count == 0 {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        for index in 0..count {
+            // SAFETY: NVML's contract: the array has `count` structs of integers.
+            let place = unsafe { self.0.add(index) };
+            // SAFETY: as above.
+            let mut value = unsafe { place.read_unaligned() };
+            change(&mut value);
+            // SAFETY: as above.
+            unsafe { place.write_unaligned(value) };
+        }
+        Ok(())
+    }
+}
+
 /// A C string that the caller gives.
 #[repr(transparent)]
 pub(super) struct InText(*const c_char);

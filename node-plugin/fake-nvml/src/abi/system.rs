@@ -29,17 +29,17 @@ pub(crate) fn library_path() -> Option<PathBuf> {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> sys::nvmlReturn_t {
-    bare_call(session::init)
+    bare_call(|| session::init("nvmlInit"))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> sys::nvmlReturn_t {
-    bare_call(session::init)
+    bare_call(|| session::init("nvmlInit_v2"))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> sys::nvmlReturn_t {
-    bare_call(session::init)
+    bare_call(|| session::init("nvmlInitWithFlags"))
 }
 
 #[unsafe(no_mangle)]
@@ -87,17 +87,21 @@ extern "C" fn nvmlErrorString(result: sys::nvmlReturn_t) -> *const c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetDriverVersion(version: OutText, length: c_uint) -> sys::nvmlReturn_t {
-    call(|session| version.set(length, &session.node.driver.version))
+    call("nvmlSystemGetDriverVersion", |session| {
+        version.set(length, &session.node.driver.version)
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetNVMLVersion(version: OutText, length: c_uint) -> sys::nvmlReturn_t {
-    call(|session| version.set(length, &session.node.driver.nvml))
+    call("nvmlSystemGetNVMLVersion", |session| {
+        version.set(length, &session.node.driver.nvml)
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) -> sys::nvmlReturn_t {
-    call(|session| {
+    call("nvmlSystemGetCudaDriverVersion", |session| {
         let cuda = session.node.driver.cuda;
         version.set((cuda.major * 1000 + cuda.minor * 10) as c_int)
     })

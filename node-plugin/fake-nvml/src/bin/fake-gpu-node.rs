@@ -1,5 +1,5 @@
 //! `fake-gpu-node TOPOLOGY OUT_DIR [--library FILE] [--name NODE]`: makes the driver
-//! root of a fake-GPU node.
+//! root of a fake-GPU node, with the tool `bin/fake-nvml` in it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,5 +43,14 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<(), String> {
         name.as_deref(),
         DeviceNodes::Character,
     )
-    .map_err(|error| error.to_string())
+    .map_err(|error| error.to_string())?;
+    // Built by the same command; a library from elsewhere may come without it.
+    let tool = std::env::current_exe()
+        .ok()
+        .map(|program| program.with_file_name("fake-nvml"))
+        .filter(|tool| tool.exists());
+    match tool {
+        Some(tool) => node::place_tool(&tool, out).map_err(|error| error.to_string()),
+        None => Ok(()),
+    }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::{Gpu, Mig, Model, Profile};
+use super::{Gpu, Group, LinkTo, Mig, Model, Profile};
 
 /// What a GPU shares with an earlier one that it must not share.
 pub(super) fn conflict(earlier: &[Gpu], gpu: &Gpu) -> Option<(String, &'static str)> {
@@ -32,6 +32,38 @@ pub(super) fn conflict(earlier: &[Gpu], gpu: &Gpu) -> Option<(String, &'static s
     if root_is_named.is_none() {
         let problem = format!("{:?} of {} is not a PCIe root", gpu.root, gpu.pci);
         return Some((problem, "write pci<domain>:<bus>, such as pci0000:64"));
+    }
+    None
+}
+
+/// Whether a group's links can lead where the file says.
+pub(super) fn links(group: &Group, model: &Model) -> Option<(String, &'static str)> {
+    let Some(links) = &model.nvlink else {
+        return group.fabric.is_some().then(|| {
+            let problem = format!(
+                "a fabric of the model {:?}, which has no nvlink",
+                group.model
+            );
+            (problem, "drop fabric, or add nvlink to the model")
+        });
+    };
+    let peers = group.devices.len().saturating_sub(1);
+    if links.to == LinkTo::Peers && (peers == 0 || !(links.count as usize).is_multiple_of(peers)) {
+        let problem = format!(
+            "{} links of the model {:?} cannot lead to {peers} peers alike",
+            links.count, group.model
+        );
+        return Some((
+            problem,
+            "use a count that is a multiple of the group's other GPUs",
+        ));
+    }
+    if !(1..=5).contains(&links.generation) {
+        let problem = format!(
+            "NVLink generation {} of the model {:?}",
+            links.generation, group.model
+        );
+        return Some((problem, "use 1 to 5"));
     }
     None
 }

@@ -86,6 +86,24 @@ fn broken_topologies_are_refused_with_what_is_wrong_and_where() {
             "no compute profile spans",
         ),
         (
+            "to: switch }",
+            "to: peers }",
+            "- model: h100",
+            "18 links of the model \"h100-80gb\" cannot lead to 7 peers alike",
+        ),
+        (
+            "generation: 4, mbps",
+            "generation: 9, mbps",
+            "- model: h100",
+            "NVLink generation 9",
+        ),
+        (
+            "cluster: 00000000-0000",
+            "cluster: 0000",
+            "fabric:",
+            "is not a UUID",
+        ),
+        (
             "memoryMib: 81152",
             "memoryMib: 99999",
             "7g.80gb",

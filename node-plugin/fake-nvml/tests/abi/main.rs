@@ -5,6 +5,19 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(unsafe_code)]
 
+/// Calls a function of the library and gives its return value.
+macro_rules! nvml {
+    ($lib:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
+        let function = $lib.$symbol.as_ref().unwrap();
+        // SAFETY: every pointer is null or to a live local of the declared type, or a
+        // handle, which the library does not follow.
+        unsafe { function($($argument),*) }
+    }};
+}
+
+mod hardware;
+mod readings;
+
 use std::ffi::{CString, c_char, c_uint};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -28,16 +41,6 @@ fn root() -> tempfile::TempDir {
 fn load(root: &Path) -> NvmlLib {
     // SAFETY: the library's initialisers do nothing.
     unsafe { NvmlLib::new(root.join("lib/libnvidia-ml.so.1")).unwrap() }
-}
-
-/// Calls a function of the library and gives its return value.
-macro_rules! nvml {
-    ($lib:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
-        let function = $lib.$symbol.as_ref().unwrap();
-        // SAFETY: every pointer is null or to a live local of the declared type, or a
-        // handle, which the library does not follow.
-        unsafe { function($($argument),*) }
-    }};
 }
 
 /// An initialised library and its first GPU.
@@ -274,6 +277,7 @@ fn the_other_process() {
             }
             println!("made {made}");
         }
+        "hardware" => hardware::other(&lib, device),
         "count" => {
             let mut count = 0;
             let code = nvml!(

@@ -4,9 +4,14 @@
 // clippy.toml allows these in tests, but not in what several tests share.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod events;
+mod health;
+mod links;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use fake_nvml::control::Hardware;
 use fake_nvml::node::{self, DeviceNodes};
 use gpu::{
     Error, Gpus, Inventory, Library, MigMinors, MigMode, MigProfile, NvmlCode, PciAddress,
@@ -22,7 +27,7 @@ const TOPOLOGIES: [&str; 6] = [
     "b200-180gb-8",
 ];
 
-fn topology(name: &str) -> PathBuf {
+fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/topologies");
     folder.join(name).with_extension("yaml")
 }
@@ -35,7 +40,7 @@ struct FakeNode {
 
 impl FakeNode {
     fn new(name: &str) -> Self {
-        Self::of(&topology(name))
+        Self::of(&fixture(name))
     }
 
     fn of(topology: &Path) -> Self {
@@ -58,6 +63,11 @@ impl FakeNode {
 
     fn inventory(&self) -> Inventory {
         self.open().inventory(&self.roots()).unwrap()
+    }
+
+    /// What stands for its hardware.
+    fn hardware(&self) -> Hardware {
+        Hardware::of(self.root.path()).unwrap()
     }
 
     fn edit_state(&self, edit: impl FnOnce(&mut serde_json::Value)) {
@@ -196,7 +206,7 @@ fn creating_turns_mig_on_and_disabling_waits_for_the_last_instance() {
 
 #[test]
 fn an_ampere_gpu_with_mig_off_refuses_partitions_and_asks_for_a_reset() {
-    let text = std::fs::read_to_string(topology("a30-2")).unwrap();
+    let text = std::fs::read_to_string(fixture("a30-2")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("off.yaml");
     std::fs::write(&path, text.replace("migEnabled: true", "migEnabled: false")).unwrap();
@@ -259,7 +269,7 @@ fn a_half_made_instance_is_listed_and_can_be_destroyed() {
 
 #[test]
 fn a_gpu_instance_is_undone_when_no_compute_instance_spans_it() {
-    let text = std::fs::read_to_string(topology("h100-80gb-8")).unwrap();
+    let text = std::fs::read_to_string(fixture("h100-80gb-8")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("odd.yaml");
     // The spanning profile of 3g lies under another enum value than on real cards.
@@ -401,7 +411,7 @@ fn a_library_that_is_none_is_named() {
 
 #[test]
 fn a_driver_without_gpus_gives_an_empty_inventory() {
-    let text = std::fs::read_to_string(topology("t4-1")).unwrap();
+    let text = std::fs::read_to_string(fixture("t4-1")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("none.yaml");
     let (head, _) = text.split_once("\ngpus:").unwrap();

@@ -18,7 +18,7 @@ use crate::claims::{Claims, Loaded};
 use crate::events::NodeEvents;
 use crate::metrics::{Call, Calls, Metrics};
 use crate::readiness::{Part, Readiness};
-use crate::slices::{StaticInstance, Wanted};
+use crate::slices::{MigPolicy, StaticInstance, Wanted, not_offered};
 
 /// The first and the longest wait before NVML is loaded again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -29,6 +29,8 @@ pub struct Discovery {
     pub library: Library,
     /// The roots of `/proc` and `/sys`.
     pub roots: Roots,
+    /// Whether claims may change how the GPUs are partitioned.
+    pub mig: MigPolicy,
     /// This node's claims.
     pub claims: Claims,
     /// Where the loaded GPUs go.
@@ -85,7 +87,7 @@ impl Discovery {
 
     /// Loads NVML and asks it for its version.
     async fn open(&self) -> Result<Loaded, OpenFailure> {
-        let (library, roots) = (self.library.clone(), self.roots.clone());
+        let (library, roots, mig) = (self.library.clone(), self.roots.clone(), self.mig);
         let calls = self.calls.clone();
         tokio::task::spawn_blocking(move || {
             let has_cards = has_nvidia_cards(&roots.sys);
@@ -94,7 +96,7 @@ impl Discovery {
                 no_gpus: matches!(error, gpu::Error::NoDriver { .. }) && !has_cards,
                 reason: error.to_string(),
             })?;
-            let hardware = NvmlGpus::new(gpus, roots).with_calls(calls);
+            let hardware = NvmlGpus::new(gpus, roots).with_calls(calls).under(mig);
             let inventory = hardware.inventory().map_err(|error| OpenFailure {
                 no_gpus: false,
                 reason: error.to_string(),
@@ -119,6 +121,7 @@ impl Discovery {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut known: Option<BTreeSet<StaticInstance>> = None;
         let mut reported = Vec::new();
+        let mut withheld = Vec::new();
         loop {
             ticks.tick().await;
             let mut look = self.claims.inventory(loaded.hardware.clone()).await;
@@ -141,7 +144,8 @@ impl Discovery {
                     known = Some(statics.clone());
                     self.report(&inventory, &mut reported).await;
                     let before = self.wanted.borrow().clone();
-                    let wanted = Wanted::new(inventory, statics);
+                    let wanted = Wanted::new(inventory, statics).under(self.mig);
+                    self.report_withheld(&wanted, &mut withheld).await;
                     self.publish(wanted.keeping(before.as_deref()));
                 }
                 Err(reason) => {
@@ -155,6 +159,16 @@ impl Discovery {
                 }
             }
         }
+    }
+
+    /// Says what is there and is not offered, once for each change.
+    async fn report_withheld(&self, wanted: &Wanted, reported: &mut Vec<String>) {
+        let now = not_offered(wanted);
+        for reason in now.iter().filter(|reason| !reported.contains(reason)) {
+            tracing::warn!("{reason}.");
+            self.events.warn("MIGNotOffered", "Discover", reason).await;
+        }
+        *reported = now;
     }
 
     /// Says which GPUs cannot be read, once for each change.

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::slices::MigPolicy;
+
 /// The DRA kubelet plugin of driver gpu.ai.deckhouse.io: publishes a node's GPUs as
 /// ResourceSlices and prepares the claims of its pods.
 #[derive(Debug, Clone, Parser)]
@@ -54,6 +56,10 @@ pub struct Options {
     /// The folder from which the container runtime reads CDI files.
     #[arg(long, env = "CDI_DIR", default_value = "/var/run/cdi")]
     pub cdi_dir: PathBuf,
+    /// Whether claims may create MIG instances and switch MIG mode (dynamic), or only what an
+    /// administrator created is offered (static).
+    #[arg(long, env = "MIG_MODE", value_enum, default_value_t)]
+    pub mig_mode: MigPolicy,
     /// The address of /livez, /readyz and /metrics.
     #[arg(long, env = "ADMIN_ADDRESS", default_value = "0.0.0.0:8080")]
     pub admin_address: SocketAddr,

@@ -95,6 +95,7 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
             proc: options.proc_root,
             sys: options.sys_root,
         },
+        mig: options.mig_mode,
         claims: claims.clone(),
         loaded,
         wanted,

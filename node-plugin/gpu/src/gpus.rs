@@ -219,6 +219,16 @@ impl Gpus {
         })
     }
 
+    /// The MIG mode of one GPU now.
+    ///
+    /// # Errors
+    /// When NVML refuses, other than by saying that the GPU has no MIG.
+    pub fn mig_mode(&self, pci: PciAddress) -> Result<MigMode, Error> {
+        let device = self.handle(pci)?;
+        self.mig(device)
+            .map_err(|failed| on(pci.to_string(), failed))
+    }
+
     fn mig(&self, device: DeviceHandle) -> raw::Result<MigMode> {
         let switchable = self.is_mig_switchable(device);
         match raw::mig_mode(&self.nvml, device) {

@@ -79,6 +79,16 @@ pub enum CoreError {
         /// The GPU.
         pci: PciAddress,
     },
+    /// An administrator's MIG instance that the claim was to be given is not usable.
+    #[error("device {device}: the MIG instance on GPU {pci}, which no claim created, {problem}")]
+    NotOurs {
+        /// The device.
+        device: String,
+        /// The GPU.
+        pci: PciAddress,
+        /// What is wrong and what to do.
+        problem: &'static str,
+    },
     /// Another card is at the address now.
     #[error(
         "device {device}: the GPU at {pci} is {found} now, the claim was prepared with {expected}; delete the pod and its claim"

@@ -8,7 +8,7 @@
 use gpu::{Inventory, Placement};
 
 use super::record::{PreparedDevice, Target};
-use crate::slices::names::{self, Named};
+use crate::slices::names::{self, Named, Shared};
 
 /// The facts of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,11 +34,14 @@ impl Facts {
     #[must_use]
     pub fn of(inventory: &Inventory, device: &PreparedDevice) -> Self {
         let mut facts = match names::resolve(&inventory.gpus, &device.device) {
-            Some(Named::Whole(gpu)) => Self {
+            Some(Named::Whole(gpu) | Named::Share(Shared::Whole(gpu))) => Self {
                 memory_bytes: Some(gpu.memory_bytes),
                 ..Self::default()
             },
-            Some(Named::Partition(gpu, profile, placement)) => Self {
+            Some(
+                Named::Partition(gpu, profile, placement)
+                | Named::Share(Shared::Partition(gpu, profile, placement)),
+            ) => Self {
                 parent_uuid: Some(gpu.uuid.clone()),
                 memory_bytes: Some(profile.memory_bytes),
                 multiprocessors: Some(profile.multiprocessors),

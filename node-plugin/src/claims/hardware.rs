@@ -7,11 +7,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use gpu::{
-    ComputeMode, Gpu, GpuEvent, Gpus, HealthReading, Inventory, MigInstance, PciAddress, Placement,
-    Process, Roots,
+    ComputeMode, Gpu, GpuEvent, Gpus, HealthReading, Inventory, MigInstance, MigMode, PciAddress,
+    Placement, Process, Roots,
 };
 
 use crate::metrics::{Call, Calls};
+use crate::slices::MigPolicy;
 
 /// A call to the GPUs that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -124,6 +125,7 @@ pub struct NvmlGpus {
     gpus: Gpus,
     roots: Roots,
     calls: Calls,
+    mig: MigPolicy,
     /// What does not change between two looks; reading it all takes hundreds of calls.
     known: RwLock<Option<Arc<Inventory>>>,
     /// The same, with the GPUs that were read before and cannot be read now.
@@ -138,6 +140,7 @@ impl NvmlGpus {
             gpus,
             roots,
             calls: Calls::default(),
+            mig: MigPolicy::default(),
             known: RwLock::new(None),
             described: RwLock::new(Arc::new(nothing())),
         }
@@ -147,6 +150,14 @@ impl NvmlGpus {
     #[must_use]
     pub fn with_calls(self, calls: Calls) -> Self {
         Self { calls, ..self }
+    }
+
+    /// The same under a policy for MIG: [`MigPolicy::Static`] refuses to create an instance
+    /// and to switch a mode. Instances that a claim made before are still destroyed with it.
+    #[must_use]
+    pub fn under(mut self, mig: MigPolicy) -> Self {
+        self.mig = mig;
+        self
     }
 
     fn known(&self, pci: PciAddress) -> Option<Gpu> {
@@ -236,6 +247,14 @@ impl Hardware for NvmlGpus {
         profile_id: u32,
         placement: Placement,
     ) -> Result<MigInstance, HardwareError> {
+        if self.mig == MigPolicy::Static {
+            return Err(HardwareError::Failed(format!(
+                "there is no such MIG instance on GPU {pci}, and this node's policy \
+                 (--mig-mode=static) creates none; create it (nvidia-smi mig -i {pci} -cgi \
+                 {profile_id}:{} -C) or use another device",
+                placement.start
+            )));
+        }
         let create = || self.gpus.create_instance(pci, profile_id, placement);
         self.calls
             .make(Call::CreateInstance, create)
@@ -250,6 +269,16 @@ impl Hardware for NvmlGpus {
     }
 
     fn disable_mig(&self, pci: PciAddress) -> Result<(), HardwareError> {
+        if self.mig == MigPolicy::Static {
+            return match self.gpus.mig_mode(pci).map_err(failed)? {
+                MigMode::Enabled { .. } => Err(HardwareError::Failed(format!(
+                    "MIG mode of GPU {pci} is on, and this node's policy (--mig-mode=static) \
+                     leaves it on; switch it off (nvidia-smi -i {pci} -mig 0) or use one of its \
+                     instances"
+                ))),
+                MigMode::Disabled { .. } | MigMode::Unsupported => Ok(()),
+            };
+        }
         let disable = || self.gpus.disable_mig(pci);
         self.calls.make(Call::DisableMig, disable).map_err(failed)
     }

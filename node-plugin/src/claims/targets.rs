@@ -55,6 +55,7 @@ pub(super) fn plan(
                 instance: None,
             }
         }
+        Named::Share(_) => return Err(unknown()),
     };
     // An instance in the way that another claim holds is that claim's to report.
     if !wanted.admin_access && holder_of(others, &target).is_none() {
@@ -166,6 +167,7 @@ pub(super) fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Res
             minor,
             profile_id,
             placement,
+            adopted,
             instance,
             ..
         } => {
@@ -174,7 +176,24 @@ pub(super) fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Res
                 .instances
                 .into_iter()
                 .find(|i| i.profile_id == *profile_id && i.placement == *placement);
+            let not_ours = |problem| CoreError::NotOurs {
+                device: name.clone(),
+                pci: *pci,
+                problem,
+            };
             let there = match there {
+                // What a claim did not create, it neither destroys nor creates again: nobody
+                // would destroy that one.
+                None if *adopted => {
+                    return Err(not_ours(
+                        "is gone; create it again, or delete the pod and its claim",
+                    ));
+                }
+                Some(there) if *adopted && there.compute_instances.is_empty() => {
+                    return Err(not_ours(
+                        "has no compute instance; create one (nvidia-smi mig -cci)",
+                    ));
+                }
                 Some(there) if there.compute_instances.is_empty() => {
                     // A crash between the two create calls leaves half an instance.
                     hardware

@@ -172,7 +172,7 @@ impl Cause {
             ClaimError::Core { source, .. } => match &**source {
                 CoreError::UnknownDevice { .. } => Self::UnknownDevice,
                 CoreError::Held { .. } => Self::Held,
-                CoreError::Foreign { .. } => Self::ForeignInstance,
+                CoreError::Foreign { .. } | CoreError::NotOurs { .. } => Self::ForeignInstance,
                 CoreError::Swapped { .. } => Self::Swapped,
                 CoreError::MigOn { .. } => Self::MigMode,
                 CoreError::Hardware { .. } => Self::Hardware,

@@ -1,32 +1,25 @@
-//! The devices and counters of one GPU.
+//! The devices of one GPU.
 //!
 //! In: one [`Gpu`] of an inventory. Out: its whole device, its partitions in order of
-//! preference and the counter set that keeps them apart. Never: a device that the
-//! hardware could not give.
-//!
-//! Counters encode the geometry: a counter of one per memory slice, and the compute
-//! slices. Video, copy and optical flow engines are not counted: the largest profile
-//! often reports fewer of them than a legal layout uses together, and a counter set
-//! to that number would forbid layouts that the hardware allows.
+//! preference, the shared devices of both, and the counter set that keeps them apart.
+//! Never: a device that the hardware could not give.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use gpu::{Gpu, Inventory, MigMode, MigProfile, Placement};
-use k8s_openapi::api::resource::v1::{
-    Counter, CounterSet, Device, DeviceAttribute, DeviceCapacity, DeviceCounterConsumption,
-    DeviceTaint,
-};
+use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceCapacity, DeviceTaint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{StaticInstance, View, names, quantity};
+use super::attributes::{self, Attributes, boolean, int, string};
+use super::names::{self, Named, Shared};
+use super::{MigPolicy, StaticInstance, View, Wanted, counters, instances, quantity, shares};
 
 /// The key of the taint on devices of a GPU that cannot be read.
 const UNREADABLE: &str = "gpu.ai.deckhouse.io/unreadable";
 
-/// The longest string value that an attribute may have.
-const MAX_VALUE: usize = 64;
-
-/// The counter of a GPU's one set of media extension engines; see [`counters`].
-const MEDIA_EXTENSIONS: &str = "media-extensions";
+/// The attribute that says whether a partition is created when a claim of it is prepared, or
+/// is an administrator's.
+const ON_DEMAND: &str = "onDemand";
 
 /// What is published of one GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -35,12 +28,25 @@ pub(super) struct Published {
     /// In order of preference.
     pub(super) partitions: Vec<Device>,
     pub(super) whole: Option<Device>,
+    /// The shared devices of administrators' instances, in the order of those.
+    pub(super) shared_partitions: Vec<Device>,
+    /// The shared device of the whole GPU.
+    pub(super) shared: Option<Device>,
 }
 
 impl Published {
+    /// Every device of the GPU.
+    pub(super) fn devices_mut(&mut self) -> impl Iterator<Item = &mut Device> {
+        self.partitions
+            .iter_mut()
+            .chain(&mut self.whole)
+            .chain(&mut self.shared_partitions)
+            .chain(&mut self.shared)
+    }
+
     /// The same, for a GPU that cannot be read: no new claim gets its devices.
     pub(super) fn tainted(mut self) -> Self {
-        for device in self.partitions.iter_mut().chain(self.whole.as_mut()) {
+        for device in self.devices_mut() {
             device.taints = Some(vec![DeviceTaint {
                 key: UNREADABLE.to_owned(),
                 value: None,
@@ -53,58 +59,113 @@ impl Published {
 }
 
 /// The devices of one GPU.
-pub(super) fn of_gpu(
-    inventory: &Inventory,
-    gpu: &Gpu,
-    statics: &BTreeSet<StaticInstance>,
-    view: View,
-) -> Published {
-    let statics: Vec<&StaticInstance> = statics.iter().filter(|s| s.pci == gpu.pci).collect();
-    let (whole, partitions) = match gpu.mig {
-        MigMode::Unsupported | MigMode::Disabled { switchable: false } => (true, false),
+pub(super) fn of_gpu(wanted: &Wanted, gpu: &Gpu, view: View) -> Published {
+    let statics: Vec<&StaticInstance> = wanted
+        .statics
+        .iter()
+        .filter(|instance| instance.pci == gpu.pci)
+        .collect();
+    let (has_whole, has_partitions) = match (gpu.mig, wanted.mig) {
+        (MigMode::Unsupported | MigMode::Disabled { switchable: false }, _)
+        | (MigMode::Disabled { .. }, MigPolicy::Static) => (true, false),
         // Work on the whole of a GPU needs MIG off, which an administrator's
-        // instances and a pending GPU reset both forbid.
-        MigMode::Enabled { switchable: false } => (false, true),
-        MigMode::Disabled { switchable: true } | MigMode::Enabled { switchable: true } => {
-            (statics.is_empty(), true)
-        }
+        // instances, a pending GPU reset and the policy all forbid.
+        (MigMode::Enabled { switchable: false }, _)
+        | (MigMode::Enabled { .. }, MigPolicy::Static) => (false, true),
+        (
+            MigMode::Disabled { switchable: true } | MigMode::Enabled { switchable: true },
+            MigPolicy::Dynamic,
+        ) => (statics.is_empty(), true),
     };
-    if !partitions || gpu.profiles.is_empty() {
-        let whole = whole.then(|| whole_device(inventory, gpu, None));
-        return Published {
-            whole,
-            ..Published::default()
-        };
-    }
-
-    let offered = partitions_in_order(gpu, &statics, view);
-    if view == View::Reduced {
-        let partitions = offered
-            .iter()
-            .map(|(p, at)| partition(inventory, gpu, p, *at, None));
-        return Published {
-            counters: None,
-            partitions: partitions.collect(),
-            whole: whole.then(|| whole_device(inventory, gpu, None)),
-        };
-    }
-    let set = counters(gpu);
+    let has_partitions = has_partitions && !gpu.profiles.is_empty();
+    // A shared device overlaps what it shares out; only counters tell the scheduler.
+    let sharing = wanted
+        .sharing
+        .get(&gpu.pci)
+        .filter(|_| view.counters && view.shares);
+    let set = match (has_partitions, sharing) {
+        _ if !view.counters => None,
+        (true, _) => Some(counters::of_partitions(gpu)),
+        (false, Some(_)) => Some(counters::of_whole(gpu)),
+        (false, None) => None,
+    };
+    let offered = if has_partitions {
+        let on_demand = view.counters && wanted.mig == MigPolicy::Dynamic;
+        partitions_in_order(gpu, &statics, wanted.mig, on_demand)
+    } else {
+        Vec::new()
+    };
+    let of = Of {
+        inventory: &wanted.inventory,
+        gpu,
+        policy: wanted.mig,
+        statics: &statics,
+        set: set.as_ref(),
+    };
+    let whole = has_whole.then(|| of.whole());
     Published {
-        partitions: offered
-            .iter()
-            .map(|(p, at)| partition(inventory, gpu, p, *at, Some(&set)))
-            .collect(),
-        whole: whole.then(|| whole_device(inventory, gpu, Some(&set))),
-        counters: Some(set),
+        partitions: offered.iter().map(|offer| of.partition(offer)).collect(),
+        shared_partitions: sharing.map_or_else(Vec::new, |kind| {
+            let made = offered.iter().filter(|offer| offer.is_static);
+            let shared = |offer: &Offer<'_>| {
+                shares::of(
+                    of.partition(offer),
+                    gpu,
+                    Some(*kind),
+                    offer.profile.memory_bytes,
+                )
+            };
+            made.filter_map(shared).collect()
+        }),
+        shared: sharing.zip(whole.as_ref()).and_then(|(kind, whole)| {
+            shares::of(whole.clone(), gpu, Some(*kind), gpu.memory_bytes)
+        }),
+        whole,
+        counters: set,
     }
 }
 
-/// A device as it is, or would be, published, without what it consumes.
+/// A device as it is, or would be, published, without what it consumes and without what
+/// only the other instances on its GPU and the node's policies tell.
 pub(super) fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
+    let of = |gpu| Of {
+        inventory,
+        gpu,
+        policy: MigPolicy::default(),
+        statics: &[],
+        set: None,
+    };
+    let partition = |gpu, profile, at| {
+        let is_static = false; // Not known; see below.
+        let mut device = of(gpu).partition(&Offer {
+            profile,
+            at,
+            is_static,
+        });
+        if let Some(attributes) = &mut device.attributes {
+            attributes.remove(ON_DEMAND);
+        }
+        device
+    };
     Some(match names::resolve(&inventory.gpus, device)? {
-        names::Named::Whole(gpu) => whole_device(inventory, gpu, None),
-        names::Named::Partition(gpu, profile, at) => partition(inventory, gpu, profile, at, None),
+        Named::Whole(gpu) => of(gpu).whole(),
+        Named::Partition(gpu, profile, at) => partition(gpu, profile, at),
+        Named::Share(Shared::Whole(gpu)) => {
+            shares::of(of(gpu).whole(), gpu, None, gpu.memory_bytes)?
+        }
+        Named::Share(Shared::Partition(gpu, profile, at)) => {
+            let partition = partition(gpu, profile, at);
+            shares::of(partition, gpu, None, profile.memory_bytes)?
+        }
     })
+}
+
+/// A partition to offer.
+struct Offer<'a> {
+    profile: &'a MigProfile,
+    at: Placement,
+    /// It is an administrator's.
+    is_static: bool,
 }
 
 /// The partitions to offer: smallest first, then by compute, plain profiles before
@@ -112,219 +173,139 @@ pub(super) fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
 fn partitions_in_order<'a>(
     gpu: &'a Gpu,
     statics: &[&StaticInstance],
-    view: View,
-) -> Vec<(&'a MigProfile, Placement)> {
-    let mut all: Vec<(&MigProfile, Placement)> = gpu
+    policy: MigPolicy,
+    on_demand: bool,
+) -> Vec<Offer<'a>> {
+    let media_in_use = statics.iter().any(|s| {
+        let profile = gpu.profiles.iter().find(|p| p.id == s.profile_id);
+        profile.is_some_and(counters::has_media_extensions)
+    });
+    let offer = |profile: &'a MigProfile, at: Placement| {
+        let is = |s: &StaticInstance| s.profile_id == profile.id && s.placement == at;
+        let of_static = statics.iter().find(|s| is(s));
+        if let Some(instance) = of_static {
+            return instances::on_hardware(gpu, instance)
+                .is_none_or(|found| instances::is_usable(found, profile))
+                .then_some(Offer {
+                    profile,
+                    at,
+                    is_static: true,
+                });
+        }
+        // An administrator's instance holds engines whether a claim has it or not.
+        let is_free = !statics.iter().any(|s| s.placement.overlaps(at))
+            && !(media_in_use && counters::has_media_extensions(profile));
+        // Under a policy that creates none: one that a claim has had since before the policy.
+        let exists = || {
+            let there = |i: &gpu::MigInstance| i.profile_id == profile.id && i.placement == at;
+            policy == MigPolicy::Static && gpu.instances.iter().any(there)
+        };
+        (is_free && (on_demand || exists())).then_some(Offer {
+            profile,
+            at,
+            is_static: false,
+        })
+    };
+    let placements = |profile: &'a MigProfile| {
+        let placements = profile.placements.iter();
+        placements.map(move |at| (profile, *at))
+    };
+    let mut all: Vec<Offer<'a>> = gpu
         .profiles
         .iter()
-        .flat_map(|profile| profile.placements.iter().map(move |at| (profile, *at)))
-        .filter(|(profile, at)| {
-            let is_static = statics
-                .iter()
-                .any(|s| s.profile_id == profile.id && s.placement == *at);
-            let is_free = view == View::Full && !statics.iter().any(|s| s.placement.overlaps(*at));
-            is_static || is_free
-        })
+        .flat_map(placements)
+        .filter_map(|(profile, at)| offer(profile, at))
         .collect();
-    all.sort_by(|(a, at), (b, bt)| {
-        let size = |p: &MigProfile, at: Placement| (at.size, p.compute_slices, p.name.len());
-        size(a, *at)
-            .cmp(&size(b, *bt))
-            .then_with(|| a.name.cmp(&b.name))
-            .then_with(|| bt.start.cmp(&at.start))
+    all.sort_by(|a, b| {
+        let size = |o: &Offer<'_>| (o.at.size, o.profile.compute_slices, o.profile.name.len());
+        size(a)
+            .cmp(&size(b))
+            .then_with(|| a.profile.name.cmp(&b.profile.name))
+            .then_with(|| b.at.start.cmp(&a.at.start))
     });
     all
 }
 
-/// Everything that a GPU's devices draw on.
-///
-/// A GPU has one set of media extension engines (JPEG, optical flow), and NVML
-/// reports a maximum of one instance for each `+me` profile; but two such profiles of
-/// different size (A30: `1g.6gb+me`, `2g.12gb+me`) cannot exist together either. So
-/// all `+me` profiles draw on one counter, where each has a maximum of one.
-fn counters(gpu: &Gpu) -> CounterSet {
-    let slices = gpu
-        .profiles
-        .iter()
-        .flat_map(|p| p.placements.iter())
-        .map(|at| at.start + at.size)
-        .max()
-        .unwrap_or(0);
-    let compute = gpu
-        .profiles
-        .iter()
-        .map(|p| p.compute_slices)
-        .max()
-        .unwrap_or(0);
-    let mut counters: BTreeMap<String, Counter> = (0..slices)
-        .map(|slice| (memory_slice(slice), counter(1)))
-        .collect();
-    counters.insert("compute-slices".to_owned(), counter(compute));
-    let mut media = gpu
-        .profiles
-        .iter()
-        .filter(|p| has_media_extensions(p))
-        .peekable();
-    if media.peek().is_some() && media.all(|p| p.max_instances == 1) {
-        counters.insert(MEDIA_EXTENSIONS.to_owned(), counter(1));
-    }
-    CounterSet {
-        name: names::whole(gpu.pci),
-        counters,
-    }
+/// What the devices of one GPU are made from.
+struct Of<'a> {
+    inventory: &'a Inventory,
+    gpu: &'a Gpu,
+    policy: MigPolicy,
+    statics: &'a [&'a StaticInstance],
+    set: Option<&'a CounterSet>,
 }
 
-fn has_media_extensions(profile: &MigProfile) -> bool {
-    profile.name.contains("+me")
-}
-
-fn memory_slice(slice: u32) -> String {
-    format!("memory-slice-{slice}")
-}
-
-fn counter(value: u32) -> Counter {
-    Counter {
-        value: quantity::count(value),
-    }
-}
-
-fn whole_device(inventory: &Inventory, gpu: &Gpu, set: Option<&CounterSet>) -> Device {
-    let mut attributes = common_attributes(inventory, gpu);
-    attributes.insert("type".to_owned(), string("gpu"));
-    attributes.insert("uuid".to_owned(), string(&gpu.uuid));
-    // Not the mode of this moment: where it can be switched, claims switch it, and a
-    // slice must not change because a claim was prepared.
-    let mode = match gpu.mig {
-        MigMode::Unsupported => "unsupported",
-        MigMode::Disabled { switchable: false } => "disabled",
-        MigMode::Enabled { switchable: false } => "enabled",
-        MigMode::Disabled { switchable: true } | MigMode::Enabled { switchable: true } => "dynamic",
-    };
-    attributes.insert("migMode".to_owned(), string(mode));
-    Device {
-        name: names::whole(gpu.pci),
-        attributes: Some(attributes),
-        capacity: Some(BTreeMap::from([capacity(
-            "memory",
-            quantity::bytes(gpu.memory_bytes),
-        )])),
-        consumes_counters: set.map(|set| vec![consumption(set, set.counters.clone())]),
-        ..Device::default()
-    }
-}
-
-fn partition(
-    inventory: &Inventory,
-    gpu: &Gpu,
-    profile: &MigProfile,
-    at: Placement,
-    set: Option<&CounterSet>,
-) -> Device {
-    let mut attributes = common_attributes(inventory, gpu);
-    attributes.insert("type".to_owned(), string("mig"));
-    attributes.insert("profile".to_owned(), string(&profile.name));
-    attributes.insert("parentUUID".to_owned(), string(&gpu.uuid));
-    attributes.insert("placementStart".to_owned(), int(at.start));
-    attributes.insert("placementSize".to_owned(), int(at.size));
-    let consumed = set.map(|set| {
-        let mut counters: BTreeMap<String, Counter> = (at.start..at.start + at.size)
-            .map(|s| (memory_slice(s), counter(1)))
-            .collect();
-        counters.insert("compute-slices".to_owned(), counter(profile.compute_slices));
-        if has_media_extensions(profile) && set.counters.contains_key(MEDIA_EXTENSIONS) {
-            counters.insert(MEDIA_EXTENSIONS.to_owned(), counter(1));
+impl Of<'_> {
+    /// What the devices of the GPU have in common, and what kind this one is.
+    fn attributes(&self, kind: &str) -> Attributes {
+        let mut attributes = attributes::common(self.inventory, self.gpu);
+        attributes.insert("type".to_owned(), string(kind));
+        attributes.insert("migMode".to_owned(), string(self.mig_mode()));
+        let layout = instances::layout(self.gpu, self.statics);
+        // A text that was cut would tell of another layout.
+        if !layout.is_empty() && layout.len() <= attributes::MAX_VALUE {
+            attributes.insert("migLayout".to_owned(), string(&layout));
         }
-        vec![consumption(set, counters)]
-    });
-    Device {
-        name: names::partition(gpu.pci, &profile.name, at.start),
-        attributes: Some(attributes),
-        capacity: Some(BTreeMap::from([
-            capacity("memory", quantity::bytes(profile.memory_bytes)),
-            capacity("multiprocessors", quantity::count(profile.multiprocessors)),
-        ])),
-        consumes_counters: consumed,
-        ..Device::default()
+        attributes
+    }
+
+    /// Not the mode of this moment: where claims may switch it, they do, and a slice must
+    /// not change because a claim was prepared.
+    fn mig_mode(&self) -> &'static str {
+        match (self.gpu.mig, self.policy) {
+            (MigMode::Unsupported, _) => "unsupported",
+            (
+                MigMode::Disabled { switchable: true } | MigMode::Enabled { switchable: true },
+                MigPolicy::Dynamic,
+            ) => "dynamic",
+            (MigMode::Disabled { .. }, _) => "disabled",
+            (MigMode::Enabled { .. }, _) => "enabled",
+        }
+    }
+
+    fn whole(&self) -> Device {
+        let mut attributes = self.attributes("gpu");
+        attributes.insert("uuid".to_owned(), string(&self.gpu.uuid));
+        Device {
+            name: names::whole(self.gpu.pci),
+            attributes: Some(attributes),
+            capacity: Some(BTreeMap::from([capacity(
+                "memory",
+                quantity::bytes(self.gpu.memory_bytes),
+            )])),
+            consumes_counters: self.set.map(|set| vec![counters::everything(set)]),
+            ..Device::default()
+        }
+    }
+
+    fn partition(&self, offer: &Offer<'_>) -> Device {
+        let Offer { profile, at, .. } = offer;
+        let mut attributes = self.attributes("mig");
+        attributes.insert("profile".to_owned(), string(&profile.name));
+        attributes.insert("parentUUID".to_owned(), string(&self.gpu.uuid));
+        attributes.insert("placementStart".to_owned(), int(at.start));
+        attributes.insert("placementSize".to_owned(), int(at.size));
+        attributes.insert(ON_DEMAND.to_owned(), boolean(!offer.is_static));
+        Device {
+            name: names::partition(self.gpu.pci, &profile.name, at.start),
+            attributes: Some(attributes),
+            capacity: Some(BTreeMap::from([
+                capacity("memory", quantity::bytes(profile.memory_bytes)),
+                capacity("multiprocessors", quantity::count(profile.multiprocessors)),
+            ])),
+            consumes_counters: self
+                .set
+                .map(|set| vec![counters::of_partition(set, profile, *at)]),
+            ..Device::default()
+        }
     }
 }
 
-/// What a whole GPU and its partitions have in common.
-fn common_attributes(inventory: &Inventory, gpu: &Gpu) -> BTreeMap<String, DeviceAttribute> {
-    let (cuda_major, cuda_minor) = inventory.cuda_version;
-    let (cc_major, cc_minor) = gpu.compute_capability;
-    let mut attributes = BTreeMap::from([
-        ("productName".to_owned(), string(&gpu.product_name)),
-        ("brand".to_owned(), string(&gpu.brand)),
-        ("architecture".to_owned(), string(&gpu.architecture)),
-        (
-            "cudaComputeCapability".to_owned(),
-            version(format!("{cc_major}.{cc_minor}.0")),
-        ),
-        (
-            "cudaDriverVersion".to_owned(),
-            version(format!("{cuda_major}.{cuda_minor}.0")),
-        ),
-        ("index".to_owned(), int(gpu.index)),
-        ("pciAddress".to_owned(), string(&gpu.pci.to_string())),
-        (
-            "resource.kubernetes.io/pciBusID".to_owned(),
-            string(&gpu.pci.to_string()),
-        ),
-    ]);
-    if let Some(driver) = quantity::version(&inventory.driver_version) {
-        attributes.insert("driverVersion".to_owned(), version(driver));
-    }
-    if let Some(root) = &gpu.pcie_root {
-        attributes.insert("resource.kubernetes.io/pcieRoot".to_owned(), string(root));
-    }
-    if let Some(node) = gpu.numa_node {
-        attributes.insert("resource.kubernetes.io/numaNode".to_owned(), int(node));
-    }
-    attributes
-}
-
-fn string(value: &str) -> DeviceAttribute {
-    let mut end = value.len().min(MAX_VALUE);
-    while !value.is_char_boundary(end) {
-        end -= 1;
-    }
-    DeviceAttribute {
-        string: Some(value[..end].to_owned()),
-        ..DeviceAttribute::default()
-    }
-}
-
-fn int(value: u32) -> DeviceAttribute {
-    DeviceAttribute {
-        int: Some(i64::from(value)),
-        ..DeviceAttribute::default()
-    }
-}
-
-fn version(value: String) -> DeviceAttribute {
-    DeviceAttribute {
-        version: Some(value),
-        ..DeviceAttribute::default()
-    }
-}
-
-fn capacity(
-    name: &str,
-    value: k8s_openapi::apimachinery::pkg::api::resource::Quantity,
-) -> (String, DeviceCapacity) {
-    (
-        name.to_owned(),
-        DeviceCapacity {
-            value,
-            request_policy: None,
-        },
-    )
-}
-
-fn consumption(set: &CounterSet, counters: BTreeMap<String, Counter>) -> DeviceCounterConsumption {
-    DeviceCounterConsumption {
-        counter_set: set.name.clone(),
-        counters,
-        compatibility_groups: None,
-    }
+fn capacity(name: &str, value: Quantity) -> (String, DeviceCapacity) {
+    let request_policy = None;
+    let capacity = DeviceCapacity {
+        value,
+        request_policy,
+    };
+    (name.to_owned(), capacity)
 }

@@ -18,18 +18,24 @@ pub(super) const MAX_DEVICES: usize = 128;
 /// Devices in one slice once any of them consumes counters or has taints.
 pub(super) const MAX_ADVANCED_DEVICES: usize = 64;
 
-/// Spreads the GPUs' counters and devices over slices: counters, partitions, whole
-/// devices; a pool without devices is one empty slice.
+/// Spreads the GPUs' counters and devices over slices: counters, partitions, then whole and
+/// shared devices; a pool without devices is one empty slice.
 pub(super) fn arrange(published: Vec<Published>) -> Vec<SliceContent> {
     let mut counters = Vec::new();
     let mut partitions = Vec::new();
-    let mut wholes = Vec::new();
+    let (mut wholes, mut shared_partitions, mut shared) = (Vec::new(), Vec::new(), Vec::new());
     for gpu in published {
         counters.extend(gpu.counters);
         partitions.push(gpu.partitions);
         wholes.push(gpu.whole.into_iter().collect::<Vec<_>>());
+        shared_partitions.push(gpu.shared_partitions);
+        shared.push(gpu.shared.into_iter().collect());
     }
     wholes.reverse();
+    // Few and in this order: they fit one slice on most nodes, and the fewer slices a pool
+    // has, the sooner a change of it is complete.
+    wholes.extend(shared_partitions);
+    wholes.extend(shared);
 
     let mut slices: Vec<SliceContent> = counters
         .chunks(MAX_COUNTER_SETS)

@@ -1,8 +1,7 @@
 //! What a node offers: inventory in, ResourceSlices out.
 //!
-//! In: what is [`Wanted`] (GPUs, administrators' MIG instances), and whether the API
-//! server keeps partitionable devices. Out: the content of the node's one
-//! pool, within the API's limits (8 counter sets in a slice, 64 devices where
+//! In: what is [`Wanted`] (GPUs, administrators' MIG instances, how GPUs are shared), and
+//! what the API server keeps. Out: the content of the node's one pool, within the API's limits (8 counter sets in a slice, 64 devices where
 //! counters are consumed and 128 where not; `api/resource/v1/types.go` of Kubernetes
 //! 1.37). The same inventory always gives the same slices: preparing a claim creates
 //! and destroys MIG instances and switches MIG mode, and none of that shows here.
@@ -18,22 +17,35 @@
 //!   partitions fill a GPU from slice 6 downwards and keep `{0}:4` open longest;
 //! - partitions run from the first GPU upwards, so that one GPU is broken up before
 //!   the next; whole devices stand in slices of their own and run from the last GPU
-//!   downwards, so that the two kinds meet as late as possible.
+//!   downwards, so that the two kinds meet as late as possible;
+//! - shared devices come last: a claim that leaves the choice open never asked to share,
+//!   and one that names no amount takes as much of a shared device as of the whole one,
+//!   with less isolation. Among themselves those of administrators' partitions come
+//!   before those of GPUs, and both run from the first GPU upwards: a share needs a GPU
+//!   without partitions in use, so first fit gathers shares on the lowest such GPU until
+//!   that is full, beside the GPUs that partitions broke up and far from the whole ones.
 //!
 //! Within each kind a slice holds all devices of a GPU unless one GPU alone exceeds
 //! the limit.
 
+mod attributes;
+mod counters;
 mod devices;
+mod fragmentation;
+mod instances;
 mod layout;
 pub mod names;
 mod plan;
 pub mod publisher;
 mod quantity;
+mod shares;
 mod wanted;
 
 use gpu::{Inventory, PciAddress, Placement};
 use k8s_openapi::api::resource::v1::{CounterSet, Device};
 
+pub use fragmentation::{Holding, largest_placeable};
+pub use instances::not_offered;
 pub use layout::resource_slice;
 pub use plan::{Write, plan_writes};
 pub use wanted::Wanted;
@@ -50,15 +62,65 @@ pub struct StaticInstance {
     pub placement: Placement,
 }
 
-/// How much of the API a server keeps.
+/// Whether claims may change how a GPU is partitioned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum MigPolicy {
+    /// A claim's instance is created when it is prepared and destroyed when it is unprepared,
+    /// and MIG mode is switched where the hardware does that without a reset.
+    #[default]
+    Dynamic,
+    /// MIG mode and instances are the administrator's; what exists is offered.
+    Static,
+}
+
+/// How the claims that share a device are kept apart. The same for every share of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SharingKind {
+    /// By MPS: each client's memory and active threads are limited to its share.
+    Mps,
+    /// By the driver's time-slicing: each client has the GPU in turn, and nothing limits
+    /// its memory to its share.
+    TimeSlicing,
+}
+
+impl SharingKind {
+    /// The value of the attribute `sharing`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Mps => "mps",
+            Self::TimeSlicing => "time-slicing",
+        }
+    }
+}
+
+/// Which of the API's newer fields a server keeps. Each has a feature gate of its own; all
+/// three are off by default up to Kubernetes 1.35 and on from 1.36.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum View {
-    /// Counters are kept: partitions and whole devices share each GPU.
-    Full,
-    /// Counters are dropped (feature `DRAPartitionableDevices` off, the default up to
-    /// 1.35): nothing would keep a partition and its GPU apart, so only devices that
-    /// cannot overlap are offered.
-    Reduced,
+pub struct View {
+    /// Counters (`DRAPartitionableDevices`). Without them nothing would keep a partition, its
+    /// GPU and their shared devices apart, so only devices that cannot overlap are offered.
+    pub counters: bool,
+    /// Devices with several allocations (`DRAConsumableCapacity`). Without them there are no
+    /// shared devices: what is left of one would be a second whole device.
+    pub shares: bool,
+    /// Taints (`DRADeviceTaints`).
+    pub taints: bool,
+}
+
+impl View {
+    /// A server that keeps everything.
+    pub const FULL: Self = Self {
+        counters: true,
+        shares: true,
+        taints: true,
+    };
+    /// A server that keeps nothing of it.
+    pub const REDUCED: Self = Self {
+        counters: false,
+        shares: false,
+        taints: false,
+    };
 }
 
 /// The content of one slice: counters and devices exclude each other since 1.35.
@@ -80,14 +142,13 @@ pub fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
 /// The content of the node's pool, slice by slice.
 #[must_use]
 pub fn pool(wanted: &Wanted, view: View) -> Vec<SliceContent> {
-    let inventory = &wanted.inventory;
-    let published: Vec<_> = inventory
+    let published: Vec<_> = wanted
+        .inventory
         .gpus
         .iter()
         .map(|gpu| {
-            let published = devices::of_gpu(inventory, gpu, &wanted.statics, view);
-            // A server that drops counters drops taints too.
-            if view == View::Full && wanted.unreadable.contains(&gpu.pci) {
+            let published = devices::of_gpu(wanted, gpu, view);
+            if view.taints && wanted.unreadable.contains(&gpu.pci) {
                 published.tainted()
             } else {
                 published

@@ -6,6 +6,9 @@
 
 use gpu::{Gpu, MigProfile, PciAddress, Placement};
 
+/// What the name of a shared device ends with.
+const SHARED: &str = "-shared";
+
 /// The device and counter set name of a whole GPU: `gpu-0000-65-00-0`.
 #[must_use]
 pub fn whole(pci: PciAddress) -> String {
@@ -16,6 +19,12 @@ pub fn whole(pci: PciAddress) -> String {
 #[must_use]
 pub fn partition(pci: PciAddress, profile: &str, start: u32) -> String {
     format!("{}-mig-{}-{start}", whole(pci), profile_label(profile))
+}
+
+/// The shared device of a whole device or a partition: `gpu-0000-65-00-0-shared`.
+#[must_use]
+pub fn shared(device: &str) -> String {
+    format!("{device}{SHARED}")
 }
 
 /// A profile's name as part of a DNS label: `1g.10gb+me` is `1g10gb-me`, and
@@ -48,16 +57,40 @@ pub enum Named<'a> {
     Whole(&'a Gpu),
     /// A partition of a GPU, whether it exists now or not.
     Partition(&'a Gpu, &'a MigProfile, Placement),
+    /// A shared device, of which a claim holds a share.
+    Share(Shared<'a>),
+}
+
+/// What a shared device shares out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shared<'a> {
+    /// A whole GPU.
+    Whole(&'a Gpu),
+    /// A partition, whether it exists now or not. Only administrators' partitions are
+    /// published as shared devices.
+    Partition(&'a Gpu, &'a MigProfile, Placement),
 }
 
 /// Finds the hardware that a device name stands for, by making each name again:
 /// there is one rule for names and no second one for reading them.
 #[must_use]
 pub fn resolve<'a>(gpus: &'a [Gpu], device: &str) -> Option<Named<'a>> {
+    // No other name ends like this: all end with a number.
+    if let Some(of) = device.strip_suffix(SHARED) {
+        return resolve_alone(gpus, of).map(Named::Share);
+    }
+    Some(match resolve_alone(gpus, device)? {
+        Shared::Whole(gpu) => Named::Whole(gpu),
+        Shared::Partition(gpu, profile, placement) => Named::Partition(gpu, profile, placement),
+    })
+}
+
+/// The same for the name of a device that one claim has alone.
+fn resolve_alone<'a>(gpus: &'a [Gpu], device: &str) -> Option<Shared<'a>> {
     for gpu in gpus {
         let name = whole(gpu.pci);
         if device == name {
-            return Some(Named::Whole(gpu));
+            return Some(Shared::Whole(gpu));
         }
         if !device.starts_with(&name) {
             continue;
@@ -65,7 +98,7 @@ pub fn resolve<'a>(gpus: &'a [Gpu], device: &str) -> Option<Named<'a>> {
         for profile in &gpu.profiles {
             for placement in &profile.placements {
                 if device == partition(gpu.pci, &profile.name, placement.start) {
-                    return Some(Named::Partition(gpu, profile, *placement));
+                    return Some(Shared::Partition(gpu, profile, *placement));
                 }
             }
         }

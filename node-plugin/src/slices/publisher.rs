@@ -194,10 +194,11 @@ impl Publisher {
         let Some(wanted) = self.wanted.borrow().clone() else {
             return Ok(());
         };
-        if matches!(self.view, Some((View::Reduced, _))) {
-            return Ok(()); // A server that drops counters drops taints too.
+        let view = self.view.map_or(View::FULL, |(view, _)| view);
+        if !view.taints {
+            return Ok(());
         }
-        let mut content = pool(&wanted, View::Full);
+        let mut content = pool(&wanted, view);
         mark_unserved(&mut content);
         let owner = self.owner.clone();
         let writes = plan_writes(
@@ -303,7 +304,7 @@ impl Publisher {
         self.readiness.ready(Part::Slices);
         Ok(self
             .view
-            .filter(|(view, _)| *view == View::Reduced)
+            .filter(|(view, _)| *view == View::REDUCED)
             .map(|(_, until)| until))
     }
 
@@ -369,16 +370,16 @@ impl Publisher {
     /// an existing one would keep fields of a gate that is off now.
     async fn choose_view(&mut self, wanted: &Wanted) -> Result<View, PublishError> {
         if let Some((view, until)) = self.view
-            && (view == View::Full || Instant::now() < until)
+            && (view == View::FULL || Instant::now() < until)
         {
             return Ok(view);
         }
-        let full = pool(wanted, View::Full);
+        let full = pool(wanted, View::FULL);
         let has_counters = full
             .iter()
             .any(|slice| matches!(slice, SliceContent::Counters(_)));
         if !has_counters && wanted.unreadable.is_empty() {
-            return Ok(View::Full); // Nothing that could be dropped; ask when there is.
+            return Ok(View::FULL); // Nothing that could be dropped; ask when there is.
         }
         let one = Counter {
             value: super::quantity::count(1),
@@ -393,8 +394,8 @@ impl Publisher {
         probe.metadata.name = Some(format!("probe-{}", probe.name_any()));
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
         let kept = same_content(&probe, &apply(&api, &probe, true).await?);
-        let view = if kept { View::Full } else { View::Reduced };
-        if view == View::Reduced && self.view.is_none_or(|(before, _)| before == View::Full) {
+        let view = if kept { View::FULL } else { View::REDUCED };
+        if view == View::REDUCED && self.view.is_none_or(|(before, _)| before == View::FULL) {
             let note = "The API server drops counters of ResourceSlices (feature gate \
                         DRAPartitionableDevices, on by default since Kubernetes 1.36). GPU \
                         partitions are not offered, whole devices are.";

@@ -5,11 +5,11 @@
 //! to the next: the scheduler counts what is allocated by the devices that are
 //! published, and people look for a broken card where it was.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpu::{Gpu, Inventory, PciAddress};
 
-use super::StaticInstance;
+use super::{MigPolicy, SharingKind, StaticInstance};
 
 /// What should be published.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +18,10 @@ pub struct Wanted {
     pub inventory: Inventory,
     /// The MIG instances of administrators.
     pub statics: BTreeSet<StaticInstance>,
+    /// Whether claims may change how the GPUs are partitioned.
+    pub mig: MigPolicy,
+    /// The GPUs that are shared, and how. A GPU that is not among them has no shared device.
+    pub sharing: BTreeMap<PciAddress, SharingKind>,
     /// Which of the GPUs are described as they were when they could last be read. Their
     /// devices stay, and their taint keeps new claims off.
     pub unreadable: BTreeSet<PciAddress>,
@@ -30,8 +34,24 @@ impl Wanted {
         Self {
             inventory,
             statics,
+            mig: MigPolicy::default(),
+            sharing: BTreeMap::new(),
             unreadable: BTreeSet::new(),
         }
+    }
+
+    /// The same under a policy for MIG.
+    #[must_use]
+    pub fn under(mut self, mig: MigPolicy) -> Self {
+        self.mig = mig;
+        self
+    }
+
+    /// The same with GPUs that are shared.
+    #[must_use]
+    pub fn shared(mut self, sharing: BTreeMap<PciAddress, SharingKind>) -> Self {
+        self.sharing = sharing;
+        self
     }
 
     /// Adds the GPUs that were there before and that this look did not find.
@@ -47,6 +67,8 @@ impl Wanted {
         self.inventory.gpus.sort_by_key(|gpu: &Gpu| gpu.pci);
         let statics = before.statics.iter().filter(|found| lost(found.pci));
         self.statics.extend(statics.copied());
+        let sharing = before.sharing.iter().filter(|(pci, _)| lost(**pci));
+        self.sharing.extend(sharing);
         let all = self.inventory.gpus.iter().map(|gpu| gpu.pci);
         self.unreadable = all.filter(|pci| lost(*pci)).collect();
         self

@@ -6,8 +6,9 @@ use gpu::{Inventory, PciAddress};
 use k8s_openapi::api::resource::v1::{CounterSet, Device};
 use node_plugin::claims::hardware::Hardware;
 use node_plugin::slices::names::{Named, resolve};
-use node_plugin::slices::{SliceContent, StaticInstance, View, Wanted, pool};
+use node_plugin::slices::{SharingKind, SliceContent, StaticInstance, View, Wanted, pool};
 
+use crate::golden::shared_by;
 use crate::node::{TestNode, topologies};
 
 fn split(content: &[SliceContent]) -> (Vec<&[CounterSet]>, Vec<&[Device]>) {
@@ -25,8 +26,14 @@ fn unclaimed(inventory: Inventory) -> Wanted {
     Wanted::new(inventory, BTreeSet::new())
 }
 
+/// The same with shared devices.
+fn shared(inventory: Inventory) -> Wanted {
+    let sharing = shared_by(SharingKind::Mps, &inventory);
+    unclaimed(inventory).shared(sharing)
+}
+
 fn published(inventory: &Inventory) -> Vec<SliceContent> {
-    pool(&unclaimed(inventory.clone()), View::Full)
+    pool(&unclaimed(inventory.clone()), View::FULL)
 }
 
 fn is_dns_label(name: &str) -> bool {
@@ -89,7 +96,9 @@ fn assert_within_limits(content: &[SliceContent]) {
 #[test]
 fn every_topology_is_within_the_limits_of_the_api() {
     for topology in topologies() {
-        assert_within_limits(&published(&TestNode::new(&topology).inventory()));
+        let inventory = TestNode::new(&topology).inventory();
+        assert_within_limits(&published(&inventory));
+        assert_within_limits(&pool(&shared(inventory), View::FULL));
     }
 }
 
@@ -254,7 +263,7 @@ fn an_administrators_instance_is_published_and_what_overlaps_it_is_not() {
         placement: made.placement,
     }]);
     let inventory = hardware.inventory().unwrap();
-    let content = pool(&Wanted::new(inventory, statics), View::Full);
+    let content = pool(&Wanted::new(inventory, statics), View::FULL);
     assert_within_limits(&content);
     let (_, devices) = split(&content);
     let names: BTreeSet<&str> = devices
@@ -275,7 +284,7 @@ fn an_administrators_instance_is_published_and_what_overlaps_it_is_not() {
 #[test]
 fn without_counters_only_devices_that_cannot_overlap_are_offered() {
     let node = TestNode::new("h100-80gb-8");
-    let content = pool(&unclaimed(node.inventory()), View::Reduced);
+    let content = pool(&unclaimed(node.inventory()), View::REDUCED);
     assert_within_limits(&content);
     let (counters, devices) = split(&content);
     assert!(counters.is_empty());
@@ -312,10 +321,10 @@ fn a_gpu_that_becomes_unreadable_keeps_its_devices_under_a_taint_until_it_is_rea
         let after = unclaimed(inventory.clone()).keeping(Some(&before));
         // Also the second time: what was kept is kept on.
         let after = unclaimed(inventory).keeping(Some(&after));
-        let content = pool(&after, View::Full);
+        let content = pool(&after, View::FULL);
         assert_within_limits(&content);
         let (counters, devices) = split(&content);
-        let whole = pool(&before, View::Full);
+        let whole = pool(&before, View::FULL);
         let (counters_before, devices_before) = split(&whole);
         assert_eq!(counters, counters_before);
         let pairs = devices.concat().into_iter().zip(devices_before.concat());
@@ -350,7 +359,7 @@ fn an_administrators_instance_on_an_unreadable_gpu_keeps_its_place() {
     let after = unclaimed(rest).keeping(Some(&before));
     assert_eq!(after.statics, statics);
     let names = |wanted| -> Vec<String> {
-        let content = pool(wanted, View::Reduced);
+        let content = pool(wanted, View::REDUCED);
         let (_, devices) = split(&content);
         devices.concat().into_iter().map(|d| d.name).collect()
     };

@@ -14,6 +14,7 @@ use node_plugin::claims::checkpoint::ClaimRef;
 use node_plugin::claims::core::StepHook;
 use node_plugin::claims::hardware::{Hardware, NvmlGpus};
 use node_plugin::claims::{ClaimSource, Claims, Loaded, Settings, cdi, driver};
+use node_plugin::slices::MigPolicy;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -135,13 +136,18 @@ impl TestNode {
 
     /// The GPUs, through the fake library.
     pub(crate) fn hardware(&self) -> Arc<NvmlGpus> {
+        self.hardware_under(MigPolicy::Dynamic)
+    }
+
+    /// The same under a policy for MIG.
+    pub(crate) fn hardware_under(&self, mig: MigPolicy) -> Arc<NvmlGpus> {
         let root = self.path("driver");
         let gpus = Gpus::open(&Library::InDriverRoot(root.clone())).unwrap();
         let roots = Roots {
             proc: root.join("proc"),
             sys: root.join("sys"),
         };
-        Arc::new(NvmlGpus::new(gpus, roots))
+        Arc::new(NvmlGpus::new(gpus, roots).under(mig))
     }
 
     pub(crate) fn inventory(&self) -> Inventory {

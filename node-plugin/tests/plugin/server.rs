@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::golden;
-use crate::node::{TestNode, topologies};
+use crate::node::TestNode;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
@@ -163,13 +163,13 @@ async fn the_api_server_takes_every_golden_slice_as_it_is() {
     let api: Api<ResourceSlice> = Api::all(client());
     let mut params = PatchParams::apply("test").force();
     params.dry_run = true;
-    for topology in topologies() {
-        for slice in golden::slices(&topology) {
+    for (scene, slices) in golden::all() {
+        for slice in slices {
             let stored = api
                 .patch(&slice.name_any(), &params, &Patch::Apply(&slice))
                 .await
                 .unwrap();
-            assert_eq!(stored.spec, slice.spec, "{topology}");
+            assert_eq!(stored.spec, slice.spec, "{scene}");
         }
     }
 }

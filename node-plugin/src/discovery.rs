@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::claims::hardware::{Hardware, NvmlGpus};
-use crate::claims::{Claims, Loaded};
+use crate::claims::{Claims, Loaded, LookError};
 use crate::events::NodeEvents;
 use crate::metrics::{Call, Calls, Metrics};
 use crate::readiness::{Part, Readiness};
@@ -67,7 +67,7 @@ impl Discovery {
                         mended = true;
                         for report in self.claims.reconcile(Some(loaded.clone())).await {
                             self.events
-                                .warn("CheckpointQuarantined", "Reconcile", &report)
+                                .warn(report.reason, "Reconcile", &report.text)
                                 .await;
                         }
                     }
@@ -148,13 +148,15 @@ impl Discovery {
                     self.report_withheld(&wanted, &mut withheld).await;
                     self.publish(wanted.keeping(before.as_deref()));
                 }
-                Err(reason) => {
-                    let reason = format!("the GPUs cannot be read: {reason}");
+                Err(error) => {
+                    let reason = error.to_string();
                     tracing::error!("{reason}.");
                     self.readiness.not_ready(Part::Gpus, &reason);
-                    self.events
-                        .warn("GPUsUnreadable", "Discover", &reason)
-                        .await;
+                    let word = match error {
+                        LookError::Checkpoints(_) => "CheckpointUnreadable",
+                        LookError::Gpus(_) | LookError::Died => "GPUsUnreadable",
+                    };
+                    self.events.warn(word, "Discover", &reason).await;
                     return;
                 }
             }

@@ -12,12 +12,13 @@ use anyhow::Context;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::GetParams;
 use kube::{Api, Client};
 use rustix::fs::FlockOperation;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::claims::{ClaimSource, Claims, Loaded, driver};
+use crate::claims::{ClaimSource, Claims, Collector, Loaded, driver};
 use crate::discovery::Discovery;
 use crate::events::NodeEvents;
 use crate::kubelet::Servers;
@@ -28,6 +29,10 @@ use crate::readiness::{Part, Readiness};
 use crate::slices::Wanted;
 use crate::slices::publisher::Publisher;
 use crate::{DRIVER, admin, claims, kubelet};
+
+/// The longest time between two looks for a claim that may be gone. Two looks in a row have
+/// to miss it, and it is to be collected within a minute.
+const SWEEP: Duration = Duration::from_secs(25);
 
 /// How long a read of a claim may take: the kubelet waits 45 s for the whole call.
 const READ: Duration = Duration::from_secs(10);
@@ -106,7 +111,12 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         interval,
     };
     let discovery = tokio::spawn(discovery.run(stop.clone()));
-    let collector = tokio::spawn(collect_garbage(claims, interval, stop.clone()));
+    let collector = tokio::spawn(collect_garbage(
+        claims,
+        interval.min(SWEEP),
+        events.clone(),
+        stop.clone(),
+    ));
     let mut publisher = tokio::spawn({
         let (stop, lock) = (stop.clone(), folder.join("publisher.lock"));
         let (node, sockets) = (options.node_name, servers.sockets().clone());
@@ -174,13 +184,26 @@ async fn publisher_lock(path: PathBuf, readiness: &Readiness) -> anyhow::Result<
     Ok(file)
 }
 
-async fn collect_garbage(claims: Claims, interval: Duration, stop: CancellationToken) {
+async fn collect_garbage(
+    claims: Claims,
+    cycle: Duration,
+    events: NodeEvents,
+    stop: CancellationToken,
+) {
+    let mut collector = Collector::new(claims);
+    let half = cycle / 2;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(interval) => {}
+            () = tokio::time::sleep(half) => {}
         }
-        claims.collect_garbage().await;
+        let sweep = tokio::select! {
+            () = stop.cancelled() => return,
+            sweep = collector.sweep(half, half) => sweep,
+        };
+        for report in sweep.reports {
+            events.warn(report.reason, "Collect", &report.text).await;
+        }
     }
 }
 
@@ -195,13 +218,32 @@ impl ClaimSource for ApiClaims {
         namespace: &'a str,
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<ResourceClaim>, String>> {
-        async move {
-            let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
-            match tokio::time::timeout(READ, api.get_opt(name)).await {
-                Ok(result) => result.map_err(|error| error.to_string()),
-                Err(_) => Err(format!("no answer within {} s", READ.as_secs())),
-            }
+        self.read(namespace, name, GetParams::default()).boxed()
+    }
+
+    fn glance<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<ResourceClaim>, String>> {
+        // Any version will do: it is answered without a question to etcd.
+        self.read(namespace, name, GetParams::any()).boxed()
+    }
+}
+
+impl ApiClaims {
+    async fn read(
+        &self,
+        namespace: &str,
+        name: &str,
+        params: GetParams,
+    ) -> Result<Option<ResourceClaim>, String> {
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
+        match tokio::time::timeout(READ, api.get_with(name, &params)).await {
+            Ok(Ok(claim)) => Ok(Some(claim)),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("no answer within {} s", READ.as_secs())),
         }
-        .boxed()
     }
 }

@@ -11,7 +11,7 @@ use super::config;
 use crate::DRIVER;
 
 /// One device that the scheduler gave to the claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allocated {
     /// The request, without a subrequest.
     pub request: String,

@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{ClaimRef, PreparedDevice, replace};
+use super::checkpoint::{ClaimRef, PreparedDevice};
 use super::driver::{DeviceNode, DriverFile, NodeFiles};
+use super::files::{self, Flush};
 use crate::DRIVER;
 
 /// The lowest version of the specification that has `hostPath` of device nodes; a
@@ -151,7 +152,7 @@ impl CdiFiles {
             return Ok(());
         }
         fs::create_dir_all(&self.folder)?;
-        replace(&path, &bytes, |_| Ok(()))?;
+        files::replace(&path, &bytes, Flush::None)?;
         if fs::read(&path)? != bytes {
             return Err(io::Error::other("it does not hold what was written to it"));
         }
@@ -163,10 +164,44 @@ impl CdiFiles {
     /// # Errors
     /// When the disk refuses.
     pub fn remove(&self, uid: &str) -> io::Result<()> {
-        match fs::remove_file(self.path(uid)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        files::remove(&self.path(uid))
+    }
+
+    /// The names of the devices in a claim's file; none where it is missing or damaged.
+    pub(super) fn devices(&self, uid: &str) -> Vec<String> {
+        let bytes = fs::read(self.path(uid)).unwrap_or_default();
+        let Ok(spec) = serde_json::from_slice::<serde_json::Value>(&bytes) else {
+            return Vec::new();
+        };
+        let devices = spec.get("devices").and_then(serde_json::Value::as_array);
+        devices
+            .into_iter()
+            .flatten()
+            .filter_map(|device| {
+                let name = device.get("name")?.as_str()?;
+                let name = name.strip_prefix(uid)?.strip_prefix('-')?;
+                // Behind a share's device comes its id.
+                let shared = name.find("-shared-").map(|at| at + "-shared".len());
+                Some(shared.map_or(name, |end| &name[..end]).to_owned())
+            })
+            .collect()
+    }
+
+    /// The UIDs for which a write was interrupted, as [`super::checkpoint`] has them.
+    pub(super) fn interrupted(&self) -> Vec<String> {
+        let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        names
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let name = files::of_temporary(name.to_str()?)?.strip_prefix(&prefix())?;
+                Some(name.strip_suffix(".json")?.to_owned())
+            })
+            .collect()
+    }
+
+    /// Removes what an interrupted write of a claim's file left; the claim is locked.
+    pub(super) fn remove_interrupted(&self, uid: &str) {
+        files::remove_temporary(&self.path(uid));
     }
 
     /// The UIDs of the claims that have a file.

@@ -7,22 +7,34 @@
 //! A file is a header line (`{"version":1,"sha256":"…"}`) and a JSON payload. The
 //! checksum covers the payload's raw bytes, so that a field added by a later release
 //! can never turn an old file into a corrupt one, and unknown fields are skipped.
-//! Writing is: temporary file, fsync, rename, fsync of the folder.
+//! Writing is: temporary file, fsync, rename; why no more, says [`super::files`].
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use gpu::PciAddress;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::known::{Known, Stamp};
+use super::files::{self, Flush};
+use super::index::Index;
+pub use super::index::{Records, Unreadable};
 pub use super::record::{ClaimRef, InstanceIds, PreparedDevice, Record, Stage, Target};
 use crate::metrics::{Phase, phase};
 
-/// The format that this release writes; it reads this one and every earlier one.
-const VERSION: u32 = 1;
+/// The newest format that this release reads; it reads every earlier one, too.
+const VERSION: u32 = 2;
+
+/// The oldest format that holds a record, so that an earlier release can still read
+/// whatever has a meaning for it. Version 2 knows [`Stage::Unprepared`].
+fn version_of(record: &Record) -> u32 {
+    match record.stage {
+        Stage::PrepareStarted | Stage::PrepareCompleted => 1,
+        Stage::Unprepared => 2,
+    }
+}
 
 #[derive(Serialize, Deserialize)]
 struct Header {
@@ -47,7 +59,7 @@ pub enum CheckpointError {
     },
     /// The file is not what was written.
     #[error(
-        "the checkpoint {path} is corrupt: {reason}; the node plugin puts it aside when it starts"
+        "the checkpoint {path} is corrupt: {reason}; the node plugin keeps what it held and makes the record anew from the claim"
     )]
     Corrupt {
         /// Which file.
@@ -57,7 +69,7 @@ pub enum CheckpointError {
     },
     /// A later release wrote the file.
     #[error(
-        "the checkpoint {path} has version {version}, this release reads up to {VERSION}; run the release that wrote it, or drain the node and delete the file"
+        "the checkpoint {path} has version {version}, this release reads up to {VERSION}: its claim keeps its devices and cannot be prepared or unprepared; run the release that wrote it, or drain the node and delete the file"
     )]
     TooNew {
         /// Which file.
@@ -74,7 +86,7 @@ pub enum CheckpointError {
 #[derive(Debug)]
 pub struct Checkpoints {
     folder: PathBuf,
-    known: Known,
+    index: Index,
 }
 
 impl Checkpoints {
@@ -91,8 +103,8 @@ impl Checkpoints {
         };
         fs::create_dir_all(&folder).map_err(|e| error("create the folder of", e))?;
         Ok(Self {
+            index: Index::new(folder.clone()),
             folder,
-            known: Known::default(),
         })
     }
 
@@ -114,7 +126,7 @@ impl Checkpoints {
     /// When the file cannot be read or is not what was written.
     pub fn read(&self, uid: &str) -> Result<Option<Record>, CheckpointError> {
         let path = self.path(uid)?;
-        phase(Phase::Checkpoint, || read(&path))
+        phase(Phase::Checkpoint, || read_file(&path))
     }
 
     /// Writes a record so that it survives a crash at any moment.
@@ -130,15 +142,16 @@ impl Checkpoints {
         };
         let payload = serde_json::to_vec(record).map_err(|e| error(e.into()))?;
         let header = Header {
-            version: VERSION,
+            version: version_of(record),
             sha256: digest(&payload),
         };
         let mut bytes = serde_json::to_vec(&header).map_err(|e| error(e.into()))?;
         bytes.push(b'\n');
         bytes.extend(payload);
-        let written = phase(Phase::Checkpoint, || write_durably(&path, &bytes)).map_err(error);
-        self.known.forget(&path);
-        written
+        phase(Phase::Checkpoint, || {
+            files::replace(&path, &bytes, Flush::File)
+        })
+        .map_err(error)
     }
 
     /// Forgets a claim; one that is unknown is a success.
@@ -147,90 +160,115 @@ impl Checkpoints {
     /// When the disk refuses.
     pub fn remove(&self, uid: &str) -> Result<(), CheckpointError> {
         let path = self.path(uid)?;
-        let removed = phase(Phase::Checkpoint, || remove_durably(&path));
-        self.known.forget(&path);
-        removed.map_err(|source| CheckpointError::Io {
+        phase(Phase::Checkpoint, || files::remove(&path)).map_err(|source| CheckpointError::Io {
             action: "remove",
             path,
             source,
         })
     }
 
-    /// Every record as it is now, and what could not be read. Files that are the same
-    /// as last time are not read again.
+    /// The records of other claims that may be in conflict with one that names these GPUs,
+    /// as they are now: those of the GPUs, and every one that cannot be read. The caller
+    /// holds the GPUs' locks.
     ///
     /// # Errors
-    /// When the folder cannot be listed.
-    pub fn all(&self) -> Result<(Vec<Arc<Record>>, Vec<CheckpointError>), CheckpointError> {
-        phase(Phase::Checkpoint, || self.read_all())
+    /// When the folder cannot be read.
+    pub fn of_gpus(&self, gpus: &BTreeSet<PciAddress>) -> Result<Records, CheckpointError> {
+        phase(Phase::Checkpoint, || self.index.of_gpus(gpus))
+            .map_err(|source| self.unlisted(source))
     }
 
-    fn read_all(&self) -> Result<(Vec<Arc<Record>>, Vec<CheckpointError>), CheckpointError> {
-        let mut records = Vec::new();
-        let mut broken = Vec::new();
-        let paths = self.files("json")?;
-        for path in &paths {
-            match self.look(path) {
-                Ok(Some(record)) => records.push(record),
-                Ok(None) => {} // Removed since the folder was listed.
-                Err(error) => broken.push(error),
-            }
-        }
-        self.known.keep(&paths.into_iter().collect());
-        records.sort_by(|a, b| a.claim.uid.cmp(&b.claim.uid));
-        Ok((records, broken))
-    }
-
-    fn look(&self, path: &Path) -> Result<Option<Arc<Record>>, CheckpointError> {
-        // Whatever is wrong with the file is for `read` to say.
-        let stamp = fs::metadata(path).ok().as_ref().map(Stamp::of);
-        if let Some(record) = stamp.and_then(|stamp| self.known.get(path, stamp)) {
-            return Ok(Some(record));
-        }
-        let record = read(path)?.map(Arc::new);
-        if let Some((stamp, record)) = stamp.zip(record.as_ref()) {
-            self.known.insert(path.to_owned(), stamp, record.clone());
-        }
-        Ok(record)
-    }
-
-    /// Puts a corrupt file aside, where it can be looked at and is in nobody's way.
+    /// Every record as it is now, and what could not be read.
     ///
     /// # Errors
-    /// When it cannot be moved.
-    pub fn quarantine(&self, path: &Path) -> Result<PathBuf, CheckpointError> {
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(".corrupt");
-        let aside = PathBuf::from(aside);
-        fs::rename(path, &aside).map_err(|source| CheckpointError::Io {
+    /// When the folder cannot be read.
+    pub fn all(&self) -> Result<Records, CheckpointError> {
+        self.index.all().map_err(|source| self.unlisted(source))
+    }
+
+    /// The same after a look at every file, whatever the kernel told of them.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn all_anew(&self) -> Result<Records, CheckpointError> {
+        self.index
+            .list_anew()
+            .map_err(|source| self.unlisted(source))?;
+        self.all()
+    }
+
+    fn unlisted(&self, source: io::Error) -> CheckpointError {
+        CheckpointError::Io {
+            action: "list",
+            path: self.folder.clone(),
+            source,
+        }
+    }
+
+    /// Keeps a copy of a damaged file where people can look at it and no reader does. A
+    /// record that replaces the file comes after that.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn copy_aside(&self, uid: &str) -> Result<PathBuf, CheckpointError> {
+        let (path, aside) = self.aside(uid)?;
+        let copied = fs::read(&path).and_then(|bytes| files::replace(&aside, &bytes, Flush::None));
+        copied.map_err(|source| CheckpointError::Io {
             action: "put aside",
-            path: path.to_owned(),
+            path,
             source,
         })?;
         Ok(aside)
     }
 
-    fn files(&self, extension: &str) -> Result<Vec<PathBuf>, CheckpointError> {
-        let error = |source| CheckpointError::Io {
-            action: "list",
-            path: self.folder.clone(),
+    /// Moves a damaged file out of the way.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn move_aside(&self, uid: &str) -> Result<PathBuf, CheckpointError> {
+        let (path, aside) = self.aside(uid)?;
+        fs::rename(&path, &aside).map_err(|source| CheckpointError::Io {
+            action: "put aside",
+            path,
             source,
-        };
-        let mut paths = Vec::new();
-        for entry in fs::read_dir(&self.folder).map_err(error)? {
-            let path = entry.map_err(error)?.path();
-            let hidden = path
-                .file_name()
-                .is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
-            if !hidden && path.extension().is_some_and(|e| e == extension) {
-                paths.push(path);
-            }
+        })?;
+        files::step("damaged file moved aside");
+        Ok(aside)
+    }
+
+    fn aside(&self, uid: &str) -> Result<(PathBuf, PathBuf), CheckpointError> {
+        let path = self.path(uid)?;
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".corrupt");
+        Ok((path, PathBuf::from(aside)))
+    }
+
+    /// The UIDs for which a write was interrupted: its temporary file is still there. It
+    /// may be another instance's write of this moment, which the claim's lock tells.
+    #[must_use]
+    pub fn interrupted(&self) -> Vec<String> {
+        let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        names
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let name = files::of_temporary(name.to_str()?)?;
+                let name = name.strip_suffix(".corrupt").unwrap_or(name);
+                Some(name.strip_suffix(".json")?.to_owned())
+            })
+            .collect()
+    }
+
+    /// Removes what an interrupted write of a claim's record left; the claim is locked.
+    pub fn remove_interrupted(&self, uid: &str) {
+        if let Ok((path, aside)) = self.aside(uid) {
+            files::remove_temporary(&path);
+            files::remove_temporary(&aside);
         }
-        Ok(paths)
     }
 }
 
-fn read(path: &Path) -> Result<Option<Record>, CheckpointError> {
+/// Reads a record from a file; `None` where there is none.
+pub(super) fn read_file(path: &Path) -> Result<Option<Record>, CheckpointError> {
     let corrupt = |reason: String| CheckpointError::Corrupt {
         path: path.to_owned(),
         reason,
@@ -275,54 +313,15 @@ fn digest(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Writes a file so that a reader sees the old one or the new one, also after a crash.
-fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    replace(path, bytes, File::sync_all)?;
-    File::open(split(path)?.0)?.sync_all()
-}
-
-/// Writes a file so that a reader sees the old one or the new one. `flush` is called
-/// before the new one takes the old one's place.
-pub(super) fn replace(
-    path: &Path,
-    bytes: &[u8],
-    flush: impl FnOnce(&File) -> io::Result<()>,
-) -> io::Result<()> {
-    let (folder, name) = split(path)?;
-    // The extension keeps CDI readers and `all` off; one writer for each path is what
-    // the claim's lock guarantees.
-    let mut temporary_name = std::ffi::OsString::from(".");
-    temporary_name.push(name);
-    temporary_name.push(".tmp");
-    let temporary = folder.join(temporary_name);
-    let mut file = File::create(&temporary)?;
-    file.write_all(bytes)?;
-    flush(&file)?;
-    fs::rename(&temporary, path)
-}
-
-/// Removes a file and makes that survive a crash; a missing file is a success.
-fn remove_durably(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Ok(()) => File::open(split(path)?.0)?.sync_all(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-fn split(path: &Path) -> io::Result<(&Path, &std::ffi::OsStr)> {
-    path.parent()
-        .zip(path.file_name())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file in a folder"))
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::sync::Arc;
+
     use gpu::Placement;
 
     use super::*;
 
-    fn record(uid: &str) -> Record {
+    pub(in crate::claims) fn record(uid: &str) -> Record {
         Record {
             claim: ClaimRef {
                 namespace: "ns".into(),
@@ -383,41 +382,21 @@ mod tests {
         fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
         fs::write(store.path("garbage").unwrap(), "garbage").unwrap();
 
-        let (records, broken) = store.all().unwrap();
-        assert_eq!(records, [Arc::new(record("good"))]);
-        assert_eq!(broken.len(), 3);
+        let all = store.all().unwrap();
+        assert_eq!(all.records, [Arc::new(record("good"))]);
+        let broken = all.unreadable;
+        let uids: Vec<&str> = broken.iter().map(|b| b.uid.as_str()).collect();
+        assert_eq!(uids, ["cut", "flipped", "garbage"]);
         assert!(
             broken
                 .iter()
-                .all(|e| matches!(e, CheckpointError::Corrupt { .. }))
+                .all(|b| matches!(b.error, CheckpointError::Corrupt { .. }))
         );
-        store.quarantine(&flipped).unwrap();
-        assert_eq!(store.all().unwrap().1.len(), 2);
-    }
-
-    #[test]
-    fn a_record_that_another_process_changed_or_removed_is_seen_and_an_unchanged_one_not_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Checkpoints::open(folder.path().to_owned()).unwrap();
-        let other = Checkpoints::open(folder.path().to_owned()).unwrap();
-        for uid in ["uid-1", "uid-2"] {
-            other.write(&record(uid)).unwrap();
-        }
-        let first = store.all().unwrap().0;
-        assert!(Arc::ptr_eq(&first[0], &store.all().unwrap().0[0]));
-
-        // As long as before: only which file it is differs.
-        let mut changed = record("uid-1");
-        changed.boot_id = changed.boot_id.chars().rev().collect();
-        assert_ne!(changed, record("uid-1"));
-        for next in [record("uid-1"), changed] {
-            other.write(&next).unwrap();
-            let now = store.all().unwrap().0;
-            assert_eq!(*now[0], next);
-            assert!(Arc::ptr_eq(&first[1], &now[1]));
-        }
-        other.remove("uid-1").unwrap();
-        assert_eq!(store.all().unwrap().0, [Arc::new(record("uid-2"))]);
+        store.copy_aside("flipped").unwrap();
+        assert_eq!(store.all().unwrap().unreadable.len(), 3);
+        store.write(&record("flipped")).unwrap();
+        store.move_aside("cut").unwrap();
+        assert_eq!(store.all().unwrap().unreadable.len(), 1);
     }
 
     #[test]
@@ -439,11 +418,28 @@ mod tests {
         };
         write(1);
         assert_eq!(store.read("uid-1").unwrap(), Some(record("uid-1")));
-        write(2);
+        write(VERSION + 1);
         assert!(matches!(
             store.read("uid-1"),
-            Err(CheckpointError::TooNew { version: 2, .. })
+            Err(CheckpointError::TooNew { .. })
         ));
+    }
+
+    #[test]
+    fn a_record_has_the_oldest_version_that_holds_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path().to_owned()).unwrap();
+        let mut ended = record("uid-2");
+        ended.stage = Stage::Unprepared;
+        for (record, version) in [(record("uid-1"), "1"), (ended, "2")] {
+            store.write(&record).unwrap();
+            let text = fs::read_to_string(store.path(&record.claim.uid).unwrap()).unwrap();
+            assert!(
+                text.starts_with(&format!("{{\"version\":{version},")),
+                "{text}"
+            );
+            assert_eq!(store.read(&record.claim.uid).unwrap(), Some(record));
+        }
     }
 
     #[test]

@@ -12,18 +12,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gpu::{Gpu, Inventory, MigInstance, PciAddress};
+use gpu::{Gpu, PciAddress};
 
 use super::allocation::Allocated;
 use super::cdi::{self, CdiFiles};
 use super::checkpoint::{
     CheckpointError, Checkpoints, ClaimRef, PreparedDevice, Record, Stage, Target,
 };
-use super::driver::{Driver, DriverError};
-use super::hardware::{GpuEvents, Hardware, HardwareError};
+use super::driver::Driver;
+pub use super::error::CoreError;
+use super::hardware::{Hardware, HardwareError, NoHardware};
 use super::metadata::MetadataFiles;
-use super::targets::{holder_of, pci_of, plan, ready, refuse_overlap, release};
+use super::statics::Statics;
+use super::targets::{Others, holder_of, pci_of, plan, ready, refuse_overlap, release};
 use crate::metrics::{Phase, phase};
+use crate::slices::StaticInstance;
+
+/// The GPUs that a claim names, as they were read behind their locks: nobody else changes
+/// them meanwhile, so they are read once for each call.
+pub(super) type ClaimedGpus = BTreeMap<PciAddress, Gpu>;
 
 /// A step after which a crash must be survivable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,112 +51,6 @@ pub enum Step {
     Forgotten,
 }
 
-/// Why a claim could not be prepared or unprepared.
-#[derive(Debug, thiserror::Error)]
-pub enum CoreError {
-    /// The device is not on this node.
-    #[error(
-        "device {device} does not exist on this node; the GPU is gone or its partitions changed since the claim was allocated"
-    )]
-    UnknownDevice {
-        /// The device.
-        device: String,
-    },
-    /// Another claim holds the same hardware.
-    #[error(
-        "device {device} overlaps {other_device}, which claim {holder} holds; the claim can be prepared when that one is unprepared"
-    )]
-    Held {
-        /// The device that was asked for.
-        device: String,
-        /// The device that is in use.
-        other_device: String,
-        /// The claim that uses it.
-        holder: ClaimRef,
-    },
-    /// An administrator's MIG instance is in the way.
-    #[error(
-        "device {device} overlaps MIG instance {instance} on GPU {pci}, which no claim created; destroy it (nvidia-smi mig -dci/-dgi) or use another device"
-    )]
-    Foreign {
-        /// The device.
-        device: String,
-        /// The GPU instance id.
-        instance: u32,
-        /// The GPU.
-        pci: PciAddress,
-    },
-    /// An administrator's MIG instance that the claim was to be given is not usable.
-    #[error("device {device}: the MIG instance on GPU {pci}, which no claim created, {problem}")]
-    NotOurs {
-        /// The device.
-        device: String,
-        /// The GPU.
-        pci: PciAddress,
-        /// What is wrong and what to do.
-        problem: &'static str,
-    },
-    /// Another card is at the address now.
-    #[error(
-        "device {device}: the GPU at {pci} is {found} now, the claim was prepared with {expected}; delete the pod and its claim"
-    )]
-    Swapped {
-        /// The device.
-        device: String,
-        /// The address.
-        pci: PciAddress,
-        /// The UUID that is there.
-        found: String,
-        /// The UUID that was recorded.
-        expected: String,
-    },
-    /// MIG mode needs a reset to change.
-    #[error(
-        "device {device}: MIG mode of GPU {pci} is on and cannot be switched off without a GPU reset"
-    )]
-    MigOn {
-        /// The device.
-        device: String,
-        /// The GPU.
-        pci: PciAddress,
-    },
-    /// The GPU refused.
-    #[error("device {device}: {source}")]
-    Hardware {
-        /// The device.
-        device: String,
-        /// NVML's error.
-        source: HardwareError,
-    },
-    /// A driver file is missing.
-    #[error("device {device}: {source}")]
-    Driver {
-        /// The device.
-        device: String,
-        /// What is missing.
-        source: DriverError,
-    },
-    /// The CDI file could not be written or removed.
-    #[error("cannot write the CDI file {path}: {source}; check the CDI folder")]
-    Cdi {
-        /// The file.
-        path: std::path::PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The metadata files could not be written or removed.
-    #[error("cannot write the device metadata below {path}: {source}; check the plugin's folder")]
-    Metadata {
-        /// The claim's folder.
-        path: std::path::PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The checkpoint could not be read or written.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-}
-
 /// A function that is called after each durable step; tests stop there.
 pub type StepHook = Arc<dyn Fn(Step) + Send + Sync>;
 
@@ -163,6 +64,8 @@ pub struct Core {
     pub metadata: MetadataFiles,
     /// The driver's files.
     pub driver: Driver,
+    /// The MIG instances that no claim made.
+    pub(super) statics: Statics,
     /// This boot.
     pub boot_id: String,
     /// Called after each durable step.
@@ -183,17 +86,24 @@ impl Core {
         pod_claim_name: Option<String>,
         wanted: &[Allocated],
     ) -> Result<Vec<PreparedDevice>, CoreError> {
-        match self.checkpoints.read(&claim.uid)? {
-            Some(record) if record.stage == Stage::PrepareCompleted && same(&record, wanted) => {
+        match self.checkpoints.read(&claim.uid) {
+            Ok(Some(record))
+                if record.stage == Stage::PrepareCompleted && same(&record, wanted) =>
+            {
                 return self.restore(hardware, driver_version, record);
             }
-            // Started, or allocated anew to other devices.
-            Some(record) => self.undo(hardware, &record)?,
-            None => {}
+            // Started, or ended, or allocated anew to other devices.
+            Ok(Some(record)) => self.undo(hardware, &record)?.all()?,
+            Ok(None) => {}
+            Err(CheckpointError::Corrupt { .. }) => {
+                let record = self.rebuild(hardware, claim, pod_claim_name, wanted)?;
+                return self.restore(hardware, driver_version, record);
+            }
+            Err(error) => return Err(error.into()),
         }
 
         let gpus = self.read_gpus(hardware, wanted)?;
-        let others = self.others(&claim.uid)?;
+        let others = self.others(&claim.uid, gpus.keys().copied().collect())?;
         let mut record = Record {
             claim: claim.clone(),
             pod_claim_name,
@@ -202,9 +112,11 @@ impl Core {
             devices: Vec::with_capacity(wanted.len()),
         };
         for device in wanted {
-            record.devices.push(plan(&gpus, &others, claim, device)?);
+            let noted = |instance: &StaticInstance| self.statics.contains(instance);
+            let device = plan(&gpus, &others, claim, device, noted)?;
+            record.devices.push(device);
         }
-        refuse_overlap(&others, &record)?;
+        refuse_overlap(&others, &gpus, &record)?;
         tell_once(&mut record);
         // What a crash could leave behind: an instance. A claim of whole devices alone
         // has nothing to undo but its CDI file, which start-up removes for want of a
@@ -214,10 +126,10 @@ impl Core {
             (self.after)(Step::Started);
         }
 
-        match self.act(hardware, driver_version, &mut record) {
+        match self.act(hardware, driver_version, &gpus, &mut record) {
             Ok(()) => Ok(record.devices),
             Err(error) => {
-                if let Err(undo) = self.undo(hardware, &record) {
+                if let Err(undo) = self.undo(hardware, &record).and_then(Undone::all) {
                     tracing::error!(error = %undo,
                         "A failed prepare could not be undone; the next attempt starts with it.");
                 }
@@ -226,18 +138,36 @@ impl Core {
         }
     }
 
-    /// Undoes a claim; one that is unknown is a success.
+    /// Undoes a claim; one that is unknown is a success, and so is one whose GPU does not
+    /// answer: the pod has to be able to end. Its instance is then kept in mind, nobody
+    /// else gets its place, and the next call of this destroys it. `wanted` is the claim's
+    /// allocation, where that is known; it is used where the record is damaged.
     ///
     /// # Errors
     /// When an instance is in use or the disk refuses; the record is then kept.
-    pub fn unprepare(&self, hardware: Option<&dyn Hardware>, uid: &str) -> Result<(), CoreError> {
-        match self.checkpoints.read(uid)? {
-            Some(record) => match hardware {
-                Some(hardware) => self.undo(hardware, &record),
-                None => self.undo(&NoHardware, &record),
-            },
-            None => self.remove_files(uid),
+    pub fn unprepare(
+        &self,
+        hardware: Option<&dyn Hardware>,
+        claim: &ClaimRef,
+        wanted: &[Allocated],
+    ) -> Result<(), CoreError> {
+        let hardware = hardware.unwrap_or(&NoHardware);
+        let record = match self.checkpoints.read(&claim.uid) {
+            Ok(Some(record)) => record,
+            Ok(None) => return self.remove_files(&claim.uid),
+            Err(CheckpointError::Corrupt { .. }) => {
+                return self.end_damaged(hardware, claim, wanted);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        match self.undo(hardware, &record)? {
+            Undone::All => {}
+            Undone::ButInstance { error, .. } => {
+                tracing::warn!(claim = %record.claim, %error,
+                    "The claim ends though its MIG instance cannot be destroyed; that is done when the GPU is back.");
+            }
         }
+        Ok(())
     }
 
     /// Puts back what a completed claim needs and that is gone: after a reboot its MIG
@@ -248,25 +178,24 @@ impl Core {
         driver_version: &str,
         mut record: Record,
     ) -> Result<Vec<PreparedDevice>, CoreError> {
+        let gpus = self.read_gpus(hardware, &record.devices)?;
         for device in &record.devices {
-            let gpu = hardware
-                .gpu(device.target.pci())
-                .map_err(|source| CoreError::Hardware {
-                    device: device.device.clone(),
-                    source,
-                })?;
+            let Some(gpu) = gpus.get(&device.target.pci()) else {
+                continue; // `read_gpus` has read every one.
+            };
             let (Target::Whole { uuid, .. } | Target::Partition { uuid, .. }) = &device.target;
             if gpu.uuid != *uuid {
                 return Err(CoreError::Swapped {
                     device: device.device.clone(),
                     pci: gpu.pci,
-                    found: gpu.uuid,
+                    found: gpu.uuid.clone(),
                     expected: uuid.clone(),
                 });
             }
         }
         if record.boot_id != self.boot_id {
-            refuse_overlap(&self.others(&record.claim.uid)?, &record)?;
+            let others = self.others(&record.claim.uid, gpus.keys().copied().collect())?;
+            refuse_overlap(&others, &gpus, &record)?;
             // Written ahead of the hardware, as in prepare: a record of an earlier boot
             // holds nothing, and a crash would leave an instance that nobody owns.
             record.boot_id.clone_from(&self.boot_id);
@@ -274,7 +203,7 @@ impl Core {
                 self.checkpoints.write(&record)?;
             }
         }
-        self.act(hardware, driver_version, &mut record)?;
+        self.act(hardware, driver_version, &gpus, &mut record)?;
         Ok(record.devices)
     }
 
@@ -299,11 +228,12 @@ impl Core {
         &self,
         hardware: &dyn Hardware,
         driver_version: &str,
+        gpus: &ClaimedGpus,
         record: &mut Record,
     ) -> Result<(), CoreError> {
         let before = record.clone();
         for device in &mut record.devices {
-            ready(hardware, device)?;
+            ready(hardware, gpus, device)?;
         }
         (self.after)(Step::Acted);
 
@@ -322,43 +252,68 @@ impl Core {
     }
 
     /// Gives everything back that a record names: CDI file, instances, the record.
-    fn undo(&self, hardware: &dyn Hardware, record: &Record) -> Result<(), CoreError> {
+    fn undo(&self, hardware: &dyn Hardware, record: &Record) -> Result<Undone, CoreError> {
         self.remove_files(&record.claim.uid)?;
         (self.after)(Step::CdiRemoved);
-        let others = match record.own_instances().next() {
-            Some(_) => self.others(&record.claim.uid)?,
-            None => Vec::new(),
-        };
-        for device in &record.devices {
-            // Only after a reboot, which took ours: what sits there is the other claim's.
-            if holder_of(&others, &device.target).is_some() {
-                continue;
+        let gpus: BTreeSet<PciAddress> = record.own_instances().map(|i| i.pci).collect();
+        // What an earlier boot made is gone; what sits there now is somebody else's.
+        if !gpus.is_empty() && record.boot_id == self.boot_id {
+            let others = self.others(&record.claim.uid, gpus)?;
+            for device in &record.devices {
+                // Only after a reboot, which took ours: it is the other claim's.
+                if holder_of(&others.records, &device.target).is_some() {
+                    continue;
+                }
+                match release(hardware, device) {
+                    Ok(()) => {}
+                    Err(error) if error.is_unreachable() => {
+                        return self.keep_in_mind(record, device, error);
+                    }
+                    Err(source) => {
+                        let device = device.device.clone();
+                        return Err(CoreError::Hardware { device, source });
+                    }
+                }
             }
-            release(hardware, device).map_err(|source| CoreError::Hardware {
-                device: device.device.clone(),
-                source,
-            })?;
         }
         (self.after)(Step::Released);
         self.checkpoints.remove(&record.claim.uid)?;
         (self.after)(Step::Forgotten);
-        Ok(())
+        Ok(Undone::All)
+    }
+
+    fn keep_in_mind(
+        &self,
+        record: &Record,
+        device: &PreparedDevice,
+        error: HardwareError,
+    ) -> Result<Undone, CoreError> {
+        if record.stage != Stage::Unprepared {
+            let mut ended = record.clone();
+            ended.stage = Stage::Unprepared;
+            self.checkpoints.write(&ended)?;
+        }
+        Ok(Undone::ButInstance {
+            device: device.device.clone(),
+            error,
+        })
     }
 
     /// Reads each GPU that the claim names, once and as it is now.
-    fn read_gpus(
+    pub(super) fn read_gpus<'a, D: 'a + NamesDevice>(
         &self,
         hardware: &dyn Hardware,
-        wanted: &[Allocated],
-    ) -> Result<BTreeMap<PciAddress, Gpu>, CoreError> {
+        devices: impl IntoIterator<Item = &'a D>,
+    ) -> Result<ClaimedGpus, CoreError> {
         let mut gpus = BTreeMap::new();
-        for device in wanted {
-            let pci = pci_of(&device.device).ok_or_else(|| CoreError::UnknownDevice {
-                device: device.device.clone(),
+        for device in devices {
+            let device = device.device();
+            let pci = pci_of(device).ok_or_else(|| CoreError::UnknownDevice {
+                device: device.to_owned(),
             })?;
             if let std::collections::btree_map::Entry::Vacant(entry) = gpus.entry(pci) {
                 let gpu = hardware.gpu(pci).map_err(|source| CoreError::Hardware {
-                    device: device.device.clone(),
+                    device: device.to_owned(),
                     source,
                 })?;
                 entry.insert(gpu);
@@ -367,24 +322,77 @@ impl Core {
         Ok(gpus)
     }
 
-    /// The other claims of this boot. One from before a reboot holds nothing: its
-    /// containers and instances are gone.
-    fn others(&self, uid: &str) -> Result<Vec<Arc<Record>>, CoreError> {
-        let (mut records, _) = self.checkpoints.all()?;
+    /// What other claims of this boot have on these GPUs. One from before a reboot holds
+    /// nothing: its containers and instances are gone.
+    pub(super) fn others(
+        &self,
+        uid: &str,
+        gpus: BTreeSet<PciAddress>,
+    ) -> Result<Others, CoreError> {
+        let all = self.checkpoints.of_gpus(&gpus)?;
+        let (mut records, unreadable) = (all.records, all.unreadable.iter());
         records.retain(|other| other.claim.uid != uid && other.boot_id == self.boot_id);
-        Ok(records)
+        Ok(Others {
+            records,
+            doubtful: unreadable
+                .filter(|other| other.uid != uid)
+                .map(|other| self.doubtful(&other.uid, &other.error))
+                .collect(),
+        })
     }
 }
 
 /// Gives the metadata of each request to the first of its devices: a container that
 /// uses the request gets all of them.
-fn tell_once(record: &mut Record) {
+pub(super) fn tell_once(record: &mut Record) {
     let mut told: BTreeSet<String> = BTreeSet::new();
     for device in &mut record.devices {
         if told.insert(device.request.clone()) {
             let id = cdi::metadata_id(&record.claim.uid, &device.request);
             device.cdi_device_ids.push(id);
         }
+    }
+}
+
+/// How far an undo came.
+enum Undone {
+    /// Nothing is left.
+    All,
+    /// An instance is on a GPU that does not answer; its record stays.
+    ButInstance {
+        device: String,
+        error: HardwareError,
+    },
+}
+
+impl Undone {
+    /// For whom less than all is a failure.
+    fn all(self) -> Result<(), CoreError> {
+        match self {
+            Self::All => Ok(()),
+            Self::ButInstance {
+                device,
+                error: source,
+            } => Err(CoreError::Hardware { device, source }),
+        }
+    }
+}
+
+/// Something that is known by its device's name.
+pub(super) trait NamesDevice {
+    /// The name.
+    fn device(&self) -> &str;
+}
+
+impl NamesDevice for Allocated {
+    fn device(&self) -> &str {
+        &self.device
+    }
+}
+
+impl NamesDevice for PreparedDevice {
+    fn device(&self) -> &str {
+        &self.device
     }
 }
 
@@ -395,63 +403,4 @@ fn same(record: &Record, wanted: &[Allocated]) -> bool {
             (&have.request, &have.pool, &have.device, &have.share_id)
                 == (&want.request, &want.pool, &want.device, &want.share_id)
         })
-}
-
-/// Stands in while NVML is not loaded: whole devices can still be given back.
-struct NoHardware;
-
-impl Hardware for NoHardware {
-    fn inventory(&self) -> Result<Inventory, HardwareError> {
-        Err(unavailable())
-    }
-
-    fn gpu(&self, _: PciAddress) -> Result<Gpu, HardwareError> {
-        Err(unavailable())
-    }
-
-    fn described(&self) -> Arc<Inventory> {
-        Arc::new(super::hardware::nothing())
-    }
-
-    fn create_instance(
-        &self,
-        _: PciAddress,
-        _: u32,
-        _: gpu::Placement,
-    ) -> Result<MigInstance, HardwareError> {
-        Err(unavailable())
-    }
-
-    fn destroy_instance(&self, _: PciAddress, _: u32) -> Result<(), HardwareError> {
-        Err(unavailable())
-    }
-
-    fn disable_mig(&self, _: PciAddress) -> Result<(), HardwareError> {
-        Err(unavailable())
-    }
-
-    fn health(&self, _: PciAddress) -> Result<gpu::HealthReading, HardwareError> {
-        Err(unavailable())
-    }
-
-    fn set_compute_mode(&self, _: PciAddress, _: gpu::ComputeMode) -> Result<(), HardwareError> {
-        Err(unavailable())
-    }
-
-    fn processes(&self, _: PciAddress) -> Result<Vec<gpu::Process>, HardwareError> {
-        Err(unavailable())
-    }
-
-    fn events(&self, _: &[PciAddress]) -> Result<Box<dyn GpuEvents>, HardwareError> {
-        Err(unavailable())
-    }
-}
-
-/// The answer to every hardware call while NVML is not loaded.
-#[must_use]
-pub fn unavailable() -> HardwareError {
-    HardwareError::Failed(
-        "NVML is not loaded on this node; /readyz of the node plugin says why, and the call is retried"
-            .to_owned(),
-    )
 }

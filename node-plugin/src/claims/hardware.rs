@@ -7,8 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use gpu::{
-    ComputeMode, Gpu, GpuEvent, Gpus, HealthReading, Inventory, MigInstance, MigMode, PciAddress,
-    Placement, Process, Roots,
+    ComputeMode, Gpu, GpuEvent, Gpus, HealthReading, Inventory, MigInstance, MigMode, NvmlCode,
+    PciAddress, Placement, Process, Roots,
 };
 
 use crate::metrics::{Call, Calls};
@@ -23,9 +23,21 @@ pub enum HardwareError {
     /// The GPU has fallen off the bus, with NVML's error in the text.
     #[error("{0}")]
     Lost(String),
+    /// It does not answer, and will not before somebody does something about it: it needs a
+    /// reset, or its driver is away. With NVML's error in the text.
+    #[error("{0}")]
+    Unreachable(String),
     /// Anything else, with NVML's error in the text.
     #[error("{0}")]
     Failed(String),
+}
+
+impl HardwareError {
+    /// Whether the GPU does not answer at all, and will not by itself.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Lost(_) | Self::Unreachable(_))
+    }
 }
 
 /// The GPUs of this node. Implementations may be called from several threads at once;
@@ -181,10 +193,13 @@ pub(super) fn nothing() -> Inventory {
 }
 
 fn failed(error: gpu::Error) -> HardwareError {
-    if error.is_lost() {
-        HardwareError::Lost(error.to_string())
-    } else {
-        HardwareError::Failed(error.to_string())
+    let text = error.to_string();
+    match error.code() {
+        _ if error.is_lost() => HardwareError::Lost(text),
+        Some(NvmlCode::ResetRequired | NvmlCode::DriverNotLoaded) => {
+            HardwareError::Unreachable(text)
+        }
+        _ => HardwareError::Failed(text),
     }
 }
 
@@ -237,7 +252,7 @@ impl Hardware for NvmlGpus {
                 if broken.is_empty() {
                     return absent;
                 }
-                HardwareError::Failed(format!("{absent} (unreadable: {})", broken.join("; ")))
+                HardwareError::Unreachable(format!("{absent} (unreadable: {})", broken.join("; ")))
             })
     }
 
@@ -299,4 +314,63 @@ impl Hardware for NvmlGpus {
         let events = self.gpus.events(gpus).map_err(failed)?;
         Ok(Box::new(events))
     }
+}
+
+/// Stands in while NVML is not loaded: whole devices can still be given back.
+pub(super) struct NoHardware;
+
+impl Hardware for NoHardware {
+    fn inventory(&self) -> Result<Inventory, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn gpu(&self, _: PciAddress) -> Result<Gpu, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn described(&self) -> Arc<Inventory> {
+        Arc::new(nothing())
+    }
+
+    fn create_instance(
+        &self,
+        _: PciAddress,
+        _: u32,
+        _: Placement,
+    ) -> Result<MigInstance, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn destroy_instance(&self, _: PciAddress, _: u32) -> Result<(), HardwareError> {
+        Err(unavailable())
+    }
+
+    fn disable_mig(&self, _: PciAddress) -> Result<(), HardwareError> {
+        Err(unavailable())
+    }
+
+    fn health(&self, _: PciAddress) -> Result<HealthReading, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn set_compute_mode(&self, _: PciAddress, _: ComputeMode) -> Result<(), HardwareError> {
+        Err(unavailable())
+    }
+
+    fn processes(&self, _: PciAddress) -> Result<Vec<Process>, HardwareError> {
+        Err(unavailable())
+    }
+
+    fn events(&self, _: &[PciAddress]) -> Result<Box<dyn GpuEvents>, HardwareError> {
+        Err(unavailable())
+    }
+}
+
+/// The answer to every hardware call while NVML is not loaded.
+#[must_use]
+pub fn unavailable() -> HardwareError {
+    HardwareError::Unreachable(
+        "NVML is not loaded on this node; /readyz of the node plugin says why, and the call is retried"
+            .to_owned(),
+    )
 }

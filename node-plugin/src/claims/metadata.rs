@@ -29,9 +29,9 @@ use gpu::Inventory;
 use k8s_openapi::api::resource::v1::DeviceAttribute;
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::replace;
 use super::facts::Facts;
-use super::record::{PreparedDevice, Record};
+use super::files::{self as durable, Flush};
+use super::record::{ClaimRef, PreparedDevice, Record};
 use crate::{DRIVER, slices};
 
 /// The versions of the API that a file holds, newest first.
@@ -249,7 +249,7 @@ impl MetadataFiles {
             }
             let bytes = file.bytes(before.unwrap_or(0) + 1)?;
             fs::create_dir_all(self.folder(uid))?;
-            replace(&path, &bytes, |_| Ok(()))?;
+            durable::replace(&path, &bytes, Flush::None)?;
         }
         Ok(())
     }
@@ -260,9 +260,29 @@ impl MetadataFiles {
     /// When the disk refuses.
     pub fn remove(&self, uid: &str) -> io::Result<()> {
         match fs::remove_dir_all(self.folder(uid)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) => durable::step("metadata removed"),
+            Err(_) => {}
         }
+        Ok(())
+    }
+
+    /// The claim to which a folder belongs, by any of its files.
+    pub(super) fn claim(&self, uid: &str) -> Option<ClaimRef> {
+        let files = fs::read_dir(self.folder(uid)).ok()?.flatten();
+        files
+            .filter_map(|file| {
+                let bytes = fs::read(file.path()).ok()?;
+                let mut objects =
+                    serde_json::Deserializer::from_slice(&bytes).into_iter::<DeviceMetadata>();
+                let object = objects.next()?.ok()?.metadata;
+                (object.uid == uid).then_some(ClaimRef {
+                    namespace: object.namespace,
+                    name: object.name,
+                    uid: object.uid,
+                })
+            })
+            .next()
     }
 
     /// The UIDs of the claims that have files.

@@ -12,23 +12,31 @@
 pub mod allocation;
 pub mod cdi;
 pub mod checkpoint;
+mod collect;
 pub mod config;
 pub mod core;
 pub mod driver;
+mod error;
 pub mod facts;
+pub mod files;
 pub mod hardware;
+mod index;
 mod injected;
-mod known;
 mod locks;
 pub mod metadata;
+mod rebuild;
 mod reconcile;
 pub mod record;
+mod salvage;
+mod statics;
 mod targets;
 mod usage;
+mod waiting;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use gpu::{Inventory, PciAddress};
@@ -37,7 +45,7 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use self::allocation::AllocationError;
+use self::allocation::Allocated;
 use self::checkpoint::{CheckpointError, ClaimRef, PreparedDevice, Record, Target};
 use self::core::{Core, CoreError, StepHook};
 use self::hardware::Hardware;
@@ -45,6 +53,13 @@ use self::locks::{Held, Locks};
 use crate::metrics::{DeviceKind, Metrics, Operation, Phase, Stopwatch};
 use crate::slices::StaticInstance;
 
+pub use self::collect::{Collector, Sweep};
+pub use self::error::{ClaimError, LookError, OpenError};
+pub use self::reconcile::Report;
+
+/// When a call is answered at the latest; the work goes on, and the next call finds it done.
+/// The kubelet waits for 45 s.
+const ANSWER: Duration = Duration::from_secs(40);
 /// Where claims are read from.
 pub trait ClaimSource: Send + Sync + 'static {
     /// Reads a claim as the API server has it now; `None` where there is none.
@@ -55,55 +70,16 @@ pub trait ClaimSource: Send + Sync + 'static {
         namespace: &'a str,
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<ResourceClaim>, String>>;
-}
 
-/// A claim that could not be prepared or unprepared.
-#[derive(Debug, thiserror::Error)]
-pub enum ClaimError {
-    /// The API server did not answer.
-    #[error("claim {claim}: cannot read it from the API server: {reason}")]
-    Read {
-        /// The claim.
-        claim: ClaimRef,
-        /// What failed.
-        reason: String,
-    },
-    /// There is no such claim.
-    #[error("claim {claim}: it does not exist; the pod that refers to it has to be recreated")]
-    Gone {
-        /// The claim.
-        claim: ClaimRef,
-    },
-    /// The claim cannot be prepared as it stands.
-    #[error("claim {claim}: {source}")]
-    Allocation {
-        /// The claim.
-        claim: ClaimRef,
-        /// Why.
-        source: AllocationError,
-    },
-    /// A step failed.
-    #[error("claim {claim}: {source}")]
-    Core {
-        /// The claim.
-        claim: ClaimRef,
-        /// Why.
-        source: Box<CoreError>,
-    },
-    /// A lock file cannot be used.
-    #[error("claim {claim}: cannot lock: {source}; check the plugin's folder")]
-    Lock {
-        /// The claim.
-        claim: ClaimRef,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The work died.
-    #[error("claim {claim}: the attempt ended unexpectedly; it is retried")]
-    Died {
-        /// The claim.
-        claim: ClaimRef,
-    },
+    /// The same at the least cost for the API server, perhaps a little out of date: what is
+    /// not there by this has to be looked for with [`Self::get`].
+    fn glance<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<ResourceClaim>, String>> {
+        self.get(namespace, name)
+    }
 }
 
 /// The GPUs, once NVML is loaded.
@@ -128,30 +104,6 @@ pub struct Settings {
     pub roots: driver::Roots,
 }
 
-/// The state of this node's claims cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The boot id cannot be read.
-    #[error("cannot read the boot id from {path}: {source}")]
-    BootId {
-        /// Where it was looked for.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A folder cannot be made.
-    #[error("cannot create {path}: {source}; it has to be a writable folder of the host")]
-    Folder {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The checkpoints cannot be opened.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-}
-
 /// This node's claims. Cloning is cheap and shares everything.
 #[derive(Clone)]
 pub struct Claims {
@@ -163,6 +115,8 @@ pub struct Claims {
     metrics: Metrics,
     /// Work that goes on, whether somebody waits for it or not.
     running: TaskTracker,
+    /// How many claims have ended in this process: told to those that wait for one.
+    ended: watch::Sender<u64>,
 }
 
 impl Claims {
@@ -200,6 +154,10 @@ impl Claims {
                 cdi: cdi::CdiFiles::open(settings.cdi.clone()).map_err(folder(&settings.cdi))?,
                 metadata: metadata::MetadataFiles::new(settings.folder.join("dra-device-metadata")),
                 driver: driver::Driver::new(settings.roots),
+                statics: statics::Statics::new(
+                    settings.folder.join("statics.json"),
+                    boot_id.clone(),
+                ),
                 boot_id,
                 after,
             }),
@@ -208,6 +166,7 @@ impl Claims {
             node: settings.node,
             metrics: Metrics::default(),
             running: TaskTracker::new(),
+            ended: watch::Sender::new(0),
         })
     }
 
@@ -218,6 +177,9 @@ impl Claims {
     }
 
     /// Prepares a claim; asked again, it gives the same answer.
+    ///
+    /// A device that a claim still holds which has ended (its pod was deleted by force) is
+    /// waited for: its containers may still run, and the kubelet unprepares it after them.
     ///
     /// # Errors
     /// For this claim only.
@@ -243,11 +205,21 @@ impl Claims {
         claim: &ClaimRef,
         watch: &Stopwatch,
     ) -> Result<Vec<PreparedDevice>, ClaimError> {
-        let object = watch
-            .wait(
-                Phase::ReadClaim,
-                self.source.get(&claim.namespace, &claim.name),
-            )
+        let wanted = watch.wait(Phase::ReadClaim, self.read(claim)).await?;
+        if wanted.devices.is_empty() {
+            return Ok(Vec::new());
+        }
+        for device in &wanted.devices {
+            watch.saw(DeviceKind::of_name(&device.device));
+        }
+        self.attempt_patiently(claim, &wanted, watch).await
+    }
+
+    /// A claim as it is now, and what it asks of this driver.
+    async fn read(&self, claim: &ClaimRef) -> Result<Wanted, ClaimError> {
+        let object = self
+            .source
+            .get(&claim.namespace, &claim.name)
             .await
             .map_err(|reason| ClaimError::Read {
                 claim: claim.clone(),
@@ -256,48 +228,50 @@ impl Claims {
             .ok_or_else(|| ClaimError::Gone {
                 claim: claim.clone(),
             })?;
-        let wanted = allocation::read(&object, claim, &self.node).map_err(|source| {
+        let devices = allocation::read(&object, claim, &self.node).map_err(|source| {
             ClaimError::Allocation {
                 claim: claim.clone(),
                 source,
             }
         })?;
-        if wanted.is_empty() {
-            return Ok(Vec::new());
-        }
-        let pod_claim_name = allocation::pod_claim_name(&object);
-        for device in &wanted {
-            watch.saw(DeviceKind::of_name(&device.device));
-        }
-        let loaded = self
-            .loaded
-            .borrow()
-            .clone()
-            .ok_or_else(|| ClaimError::Core {
-                claim: claim.clone(),
-                source: Box::new(CoreError::Hardware {
-                    device: wanted
-                        .iter()
-                        .map(|d| d.device.as_str())
-                        .collect::<Vec<_>>()
-                        .join(", "),
-                    source: core::unavailable(),
-                }),
-            })?;
-        let gpus = wanted
-            .iter()
-            .filter_map(|d| targets::pci_of(&d.device))
-            .collect();
-        let held = watch.wait(Phase::Lock, self.lock(claim, gpus)).await?;
-        let (core, named, watch) = (self.core.clone(), claim.clone(), watch.clone());
+        Ok(Wanted {
+            devices,
+            pod_claim_name: allocation::pod_claim_name(&object),
+        })
+    }
+
+    /// One attempt to prepare a claim.
+    async fn attempt(
+        &self,
+        claim: &ClaimRef,
+        wanted: &Wanted,
+        watch: &Stopwatch,
+    ) -> Result<Vec<PreparedDevice>, ClaimError> {
+        let loaded = self.loaded.borrow().clone();
+        let loaded = loaded.ok_or_else(|| ClaimError::Core {
+            claim: claim.clone(),
+            source: Box::new(CoreError::Hardware {
+                device: wanted
+                    .devices
+                    .iter()
+                    .map(|d| d.device.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", "),
+                source: hardware::unavailable(),
+            }),
+        })?;
+        let locked = self.lock(claim, wanted.gpus());
+        let held = watch.wait(Phase::Lock, locked).await?;
+        let (core, watch) = (self.core.clone(), watch.clone());
+        let (named, wanted) = (claim.clone(), wanted.clone());
         blocking(claim.clone(), held, move || {
             watch.run(|| {
                 core.prepare(
                     &*loaded.hardware,
                     &loaded.driver_version,
                     &named,
-                    pod_claim_name,
-                    &wanted,
+                    wanted.pod_claim_name,
+                    &wanted.devices,
                 )
             })
         })
@@ -326,66 +300,78 @@ impl Claims {
         .await
     }
 
-    /// The steps of unprepare, behind the claim's locks.
-    async fn give_back(
-        &self,
-        claim: ClaimRef,
-        held: Vec<Held>,
-        watch: Option<Stopwatch>,
-    ) -> Result<(), ClaimError> {
-        let core = self.core.clone();
-        let loaded = self.loaded.borrow().clone();
-        let uid = claim.uid.clone();
-        blocking(claim, held, move || {
-            let hardware = loaded.as_ref().map(|l| &*l.hardware);
-            let Some(watch) = watch else {
-                return core.unprepare(hardware, &uid);
-            };
-            let record = core.checkpoints.read(&uid).ok().flatten();
-            for device in record.iter().flat_map(|record| &record.devices) {
-                watch.saw(DeviceKind::of(&device.target));
-            }
-            watch.run(|| core.unprepare(hardware, &uid))
-        })
-        .await
-    }
-
     /// Ends when no claim is being worked on.
     pub async fn idle(&self) {
         self.running.close();
         self.running.wait().await;
     }
 
-    /// MIG instances that exist and that no claim of ours made. `read` reads the
-    /// inventory; the records are read before and after it, so that an instance which
-    /// appears or goes meanwhile is not taken for an administrator's.
+    /// The steps of unprepare, behind the claim's locks.
+    async fn give_back(
+        &self,
+        claim: ClaimRef,
+        mut held: Vec<Held>,
+        watch: Option<Stopwatch>,
+    ) -> Result<(), ClaimError> {
+        let mut wanted = Vec::new();
+        let damaged = self.core.checkpoints.read(&claim.uid);
+        if matches!(damaged, Err(CheckpointError::Corrupt { .. })) {
+            // Nothing left of it may name its devices, but its allocation does.
+            drop(held);
+            let read = self.read(&claim).await;
+            let read = read.unwrap_or_default();
+            held = self.lock(&claim, read.gpus()).await?;
+            wanted = read.devices;
+        }
+        let core = self.core.clone();
+        let loaded = self.loaded.borrow().clone();
+        let named = claim.clone();
+        let result = blocking(claim, held, move || {
+            let hardware = loaded.as_ref().map(|l| &*l.hardware);
+            let Some(watch) = watch else {
+                return core.unprepare(hardware, &named, &wanted);
+            };
+            let record = core.checkpoints.read(&named.uid).ok().flatten();
+            for device in record.iter().flat_map(|record| &record.devices) {
+                watch.saw(DeviceKind::of(&device.target));
+            }
+            watch.run(|| core.unprepare(hardware, &named, &wanted))
+        })
+        .await;
+        self.ended.send_modify(|ended| *ended += 1);
+        result
+    }
+
+    /// MIG instances that exist and that no claim of ours made, beside everything else
+    /// there is. The records are read before and after the inventory, so that an instance
+    /// which appears or goes meanwhile is not taken for an administrator's.
     ///
     /// # Errors
     /// When the checkpoints or the inventory cannot be read.
     pub async fn inventory(
         &self,
         hardware: Arc<dyn Hardware>,
-    ) -> Result<(Inventory, BTreeSet<StaticInstance>), String> {
+    ) -> Result<(Inventory, BTreeSet<StaticInstance>), LookError> {
         let core = self.core.clone();
         tokio::task::spawn_blocking(move || {
-            let mut ours = own_instances(&core)?;
-            let inventory = hardware.inventory().map_err(|error| error.to_string())?;
-            ours.extend(own_instances(&core)?);
-            let statics = inventory
-                .gpus
+            let mut records = core.checkpoints.all_anew()?.records;
+            let inventory = hardware
+                .inventory()
+                .map_err(|error| LookError::Gpus(error.to_string()))?;
+            let after = core.checkpoints.all()?;
+            records.extend(after.records);
+            let ours = records.iter().flat_map(|r| r.own_instances()).collect();
+            let doubtful: Vec<_> = after
+                .unreadable
                 .iter()
-                .flat_map(|gpu| gpu.instances.iter().map(|instance| (gpu.pci, instance)))
-                .map(|(pci, instance)| StaticInstance {
-                    pci,
-                    profile_id: instance.profile_id,
-                    placement: instance.placement,
-                })
-                .filter(|instance| !ours.contains(instance))
+                .map(|unreadable| core.doubtful(&unreadable.uid, &unreadable.error))
                 .collect();
+            let statics = core.administrators(&inventory, &ours, &doubtful);
+            core.statics.observe(&statics);
             Ok((inventory, statics))
         })
         .await
-        .map_err(|error| error.to_string())?
+        .unwrap_or(Err(LookError::Died))
     }
 
     /// Locks a claim, then the GPUs that it asks for and those it already has.
@@ -399,19 +385,22 @@ impl Claims {
             source,
         };
         let mut held = vec![self.locks.claim(&claim.uid).await.map_err(failed)?];
-        let record = self
-            .core
-            .checkpoints
-            .read(&claim.uid)
-            .map_err(|source| ClaimError::Core {
-                claim: claim.clone(),
-                source: Box::new(source.into()),
-            })?;
-        gpus.extend(
-            record
-                .iter()
-                .flat_map(|r| r.devices.iter().map(|d| d.target.pci())),
-        );
+        match self.core.checkpoints.read(&claim.uid) {
+            Ok(record) => gpus.extend(
+                record
+                    .iter()
+                    .flat_map(|r| r.devices.iter().map(|d| d.target.pci())),
+            ),
+            Err(CheckpointError::Corrupt { .. }) => {
+                gpus.extend(self.core.salvaged_gpus(&claim.uid));
+            }
+            Err(source) => {
+                return Err(ClaimError::Core {
+                    claim: claim.clone(),
+                    source: Box::new(source.into()),
+                });
+            }
+        }
         for gpu in gpus {
             held.push(self.locks.gpu(gpu).await.map_err(failed)?);
         }
@@ -428,12 +417,17 @@ impl Claims {
         let died = ClaimError::Died {
             claim: claim.clone(),
         };
+        let slow = ClaimError::Slow {
+            claim: claim.clone(),
+            after: ANSWER,
+        };
         // Every line of the work carries it, on whichever thread it is written.
         let span = claim.span();
-        self.running
-            .spawn(work(claim).instrument(span))
-            .await
-            .unwrap_or(Err(died))
+        let running = self.running.spawn(work(claim).instrument(span));
+        match tokio::time::timeout(ANSWER, running).await {
+            Ok(result) => result.unwrap_or(Err(died)),
+            Err(_) => Err(slow),
+        }
     }
 }
 
@@ -458,12 +452,18 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-fn own_instances(core: &Core) -> Result<BTreeSet<StaticInstance>, String> {
-    let (records, _) = core.checkpoints.all().map_err(|error| error.to_string())?;
-    Ok(records
-        .iter()
-        .flat_map(|record| record.own_instances())
-        .collect())
+/// What a claim asks of this driver.
+#[derive(Debug, Clone, Default)]
+struct Wanted {
+    devices: Vec<Allocated>,
+    pod_claim_name: Option<String>,
+}
+
+impl Wanted {
+    fn gpus(&self) -> BTreeSet<PciAddress> {
+        let devices = self.devices.iter();
+        devices.filter_map(|d| targets::pci_of(&d.device)).collect()
+    }
 }
 
 impl Record {

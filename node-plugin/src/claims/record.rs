@@ -43,6 +43,9 @@ pub enum Stage {
     PrepareStarted,
     /// The answer was, or may be, given to the kubelet.
     PrepareCompleted,
+    /// The claim has ended, and its instance could not be destroyed yet: the GPU was lost
+    /// or the driver away. It is destroyed when the GPU is back.
+    Unprepared,
 }
 
 /// The ids of a MIG instance after it was created.

@@ -15,50 +15,45 @@ use super::cdi;
 use super::checkpoint::{ClaimRef, InstanceIds, PreparedDevice, Record, Target};
 use super::core::CoreError;
 use super::hardware::{Hardware, HardwareError};
+use super::rebuild::{Doubtful, partition_of};
+use crate::slices::StaticInstance;
 use crate::slices::names::{self, Named};
 
-/// What a device will be, before anything is touched.
+/// What others have on a claim's GPUs.
+#[derive(Debug, Default)]
+pub(super) struct Others {
+    /// Claims of this boot.
+    pub(super) records: Vec<Arc<Record>>,
+    /// Claims whose records cannot be read.
+    pub(super) doubtful: Vec<Doubtful>,
+}
+
+/// What a device will be, before anything is touched. `noted` tells the instances that an
+/// administrator is known to have made.
 pub(super) fn plan(
     gpus: &BTreeMap<PciAddress, Gpu>,
-    others: &[Arc<Record>],
+    others: &Others,
     claim: &ClaimRef,
     wanted: &Allocated,
+    noted: impl Fn(&StaticInstance) -> bool,
 ) -> Result<PreparedDevice, CoreError> {
-    let unknown = || CoreError::UnknownDevice {
-        device: wanted.device.clone(),
-    };
-    let gpu = pci_of(&wanted.device)
-        .and_then(|pci| gpus.get(&pci))
-        .ok_or_else(unknown)?;
-    let named = names::resolve(std::slice::from_ref(gpu), &wanted.device).ok_or_else(unknown)?;
-    let target = match named {
-        Named::Whole(gpu) => Target::Whole {
-            pci: gpu.pci,
-            uuid: gpu.uuid.clone(),
-            minor: gpu.minor,
-        },
-        Named::Partition(gpu, profile, placement) => {
-            let exists = gpu
-                .instances
-                .iter()
-                .any(|i| i.profile_id == profile.id && i.placement == placement);
-            Target::Partition {
-                pci: gpu.pci,
-                uuid: gpu.uuid.clone(),
-                minor: gpu.minor,
-                profile: profile.name.clone(),
-                profile_id: profile.id,
-                placement,
-                // Nobody holds it (that is checked next), and it is there: an
-                // administrator's. Administrative access looks on and owns nothing.
-                adopted: exists || wanted.admin_access,
-                instance: None,
-            }
+    let (gpu, mut target) = target(gpus, wanted)?;
+    if let Target::Partition { adopted, .. } = &mut target {
+        *adopted |= wanted.admin_access;
+    }
+    let unheld = !wanted.admin_access && holder_of(&others.records, &target).is_none();
+    if unheld && let Some(instance) = adopted_instance(&target) {
+        // It is there and nobody's that can be read.
+        let doubt = others
+            .doubtful
+            .iter()
+            .find(|doubtful| doubtful.devices.is_empty());
+        if let Some(doubtful) = doubt.filter(|_| !noted(&instance)) {
+            return Err(doubted(&wanted.device, doubtful));
         }
-        Named::Share(_) => return Err(unknown()),
-    };
+    }
     // An instance in the way that another claim holds is that claim's to report.
-    if !wanted.admin_access && holder_of(others, &target).is_none() {
+    if unheld && refuse_doubtful(others, gpus, &wanted.device, &target).is_ok() {
         let blocking = gpu.instances.iter().find(|i| match &target {
             Target::Whole { .. } => true,
             Target::Partition {
@@ -78,7 +73,82 @@ pub(super) fn plan(
             });
         }
     }
-    Ok(PreparedDevice {
+    Ok(prepared(claim, wanted, target))
+}
+
+/// What a device must have been when it was prepared, for a record that is made anew.
+/// `was_adopted` is asked of an instance that exists.
+pub(super) fn replan(
+    gpus: &BTreeMap<PciAddress, Gpu>,
+    claim: &ClaimRef,
+    wanted: &Allocated,
+    was_adopted: impl Fn(&StaticInstance) -> bool,
+) -> Result<PreparedDevice, CoreError> {
+    let (_, mut target) = target(gpus, wanted)?;
+    if let Some(instance) = adopted_instance(&target)
+        && let Target::Partition { adopted, .. } = &mut target
+    {
+        *adopted = was_adopted(&instance);
+    }
+    Ok(prepared(claim, wanted, target))
+}
+
+/// The hardware that an allocated device stands for. A partition counts as adopted where
+/// its instance exists: whoever made it, it was not this claim.
+fn target<'a>(
+    gpus: &'a BTreeMap<PciAddress, Gpu>,
+    wanted: &Allocated,
+) -> Result<(&'a Gpu, Target), CoreError> {
+    let unknown = || CoreError::UnknownDevice {
+        device: wanted.device.clone(),
+    };
+    let gpu = pci_of(&wanted.device)
+        .and_then(|pci| gpus.get(&pci))
+        .ok_or_else(unknown)?;
+    let named = names::resolve(std::slice::from_ref(gpu), &wanted.device).ok_or_else(unknown)?;
+    let target = match named {
+        Named::Share(_) => return Err(unknown()),
+        Named::Whole(gpu) => Target::Whole {
+            pci: gpu.pci,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+        },
+        Named::Partition(gpu, profile, placement) => Target::Partition {
+            pci: gpu.pci,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+            profile: profile.name.clone(),
+            profile_id: profile.id,
+            placement,
+            adopted: gpu
+                .instances
+                .iter()
+                .any(|i| i.profile_id == profile.id && i.placement == placement),
+            instance: None,
+        },
+    };
+    Ok((gpu, target))
+}
+
+fn adopted_instance(target: &Target) -> Option<StaticInstance> {
+    match target {
+        Target::Partition {
+            pci,
+            profile_id,
+            placement,
+            adopted: true,
+            ..
+        } => Some(StaticInstance {
+            pci: *pci,
+            profile_id: *profile_id,
+            placement: *placement,
+        }),
+        Target::Partition { .. } | Target::Whole { .. } => None,
+    }
+}
+
+fn prepared(claim: &ClaimRef, wanted: &Allocated, target: Target) -> PreparedDevice {
+    PreparedDevice {
         request: wanted.request.clone(),
         subrequest: wanted.subrequest.clone(),
         pool: wanted.pool.clone(),
@@ -87,11 +157,15 @@ pub(super) fn plan(
         admin_access: wanted.admin_access,
         target,
         cdi_device_ids: vec![cdi::device_id(&claim.uid, &wanted.device)],
-    })
+    }
 }
 
 /// The last line of defence: the scheduler should never have allocated it twice.
-pub(super) fn refuse_overlap(others: &[Arc<Record>], record: &Record) -> Result<(), CoreError> {
+pub(super) fn refuse_overlap(
+    others: &Others,
+    gpus: &BTreeMap<PciAddress, Gpu>,
+    record: &Record,
+) -> Result<(), CoreError> {
     for (index, device) in record.devices.iter().enumerate() {
         if device.admin_access {
             continue;
@@ -107,11 +181,54 @@ pub(super) fn refuse_overlap(others: &[Arc<Record>], record: &Record) -> Result<
         if let Some(other) = within {
             return Err(held(&record.claim, other));
         }
-        if let Some((holder, other)) = holder_of(others, &device.target) {
+        if let Some((holder, other)) = holder_of(&others.records, &device.target) {
             return Err(held(holder, other));
         }
+        refuse_doubtful(others, gpus, &device.device, &device.target)?;
     }
     Ok(())
+}
+
+/// Keeps a device from others that a record may hold which cannot be read.
+fn refuse_doubtful(
+    others: &Others,
+    gpus: &BTreeMap<PciAddress, Gpu>,
+    device: &str,
+    target: &Target,
+) -> Result<(), CoreError> {
+    let may_hold = |doubtful: &&Doubtful| {
+        let mut names = doubtful.devices.iter();
+        names.any(|name| may_overlap(gpus, name, target))
+    };
+    match others.doubtful.iter().find(may_hold) {
+        Some(doubtful) => Err(doubted(device, doubtful)),
+        None => Ok(()),
+    }
+}
+
+fn doubted(device: &str, doubtful: &Doubtful) -> CoreError {
+    CoreError::Doubtful {
+        device: device.to_owned(),
+        uid: doubtful.uid.clone(),
+        reason: doubtful.reason.clone(),
+    }
+}
+
+/// Whether a device that is known by its name alone may use the same hardware.
+fn may_overlap(gpus: &BTreeMap<PciAddress, Gpu>, name: &str, target: &Target) -> bool {
+    let pci = target.pci();
+    if pci_of(name) != Some(pci) {
+        return false;
+    }
+    let named = gpus
+        .get(&pci)
+        .and_then(|gpu| names::resolve(std::slice::from_ref(gpu), partition_of(name)));
+    match (named, target) {
+        (Some(Named::Partition(_, _, named)), Target::Partition { placement, .. }) => {
+            named.overlaps(*placement)
+        }
+        _ => true,
+    }
 }
 
 /// Which other claim holds hardware that overlaps.
@@ -138,15 +255,24 @@ pub(super) fn pci_of(device: &str) -> Option<PciAddress> {
 }
 
 /// Makes the hardware of a device ready; where it is, nothing happens.
-pub(super) fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Result<(), CoreError> {
+/// `gpus` is how they were read behind their locks.
+pub(super) fn ready(
+    hardware: &dyn Hardware,
+    gpus: &BTreeMap<PciAddress, Gpu>,
+    device: &mut PreparedDevice,
+) -> Result<(), CoreError> {
     let name = device.device.clone();
     let failed = |source| CoreError::Hardware {
         device: name.clone(),
         source,
     };
-    let gpu = hardware.gpu(device.target.pci()).map_err(failed)?;
+    let gpu = gpus
+        .get(&device.target.pci())
+        .ok_or_else(|| CoreError::UnknownDevice {
+            device: name.clone(),
+        })?;
     if device.admin_access {
-        watch(&mut device.target, &gpu);
+        watch(&mut device.target, gpu);
         return Ok(());
     }
     match &mut device.target {
@@ -174,8 +300,9 @@ pub(super) fn ready(hardware: &dyn Hardware, device: &mut PreparedDevice) -> Res
             *minor = gpu.minor;
             let there = gpu
                 .instances
-                .into_iter()
-                .find(|i| i.profile_id == *profile_id && i.placement == *placement);
+                .iter()
+                .find(|i| i.profile_id == *profile_id && i.placement == *placement)
+                .cloned();
             let not_ours = |problem| CoreError::NotOurs {
                 device: name.clone(),
                 pci: *pci,

@@ -12,15 +12,15 @@ impl Claims {
     pub async fn usage(&self) -> Usage {
         let core = self.core.clone();
         let counted = tokio::task::spawn_blocking(move || {
-            let Ok((records, broken)) = core.checkpoints.all() else {
+            let Ok(all) = core.checkpoints.all() else {
                 return Usage::default();
             };
             let mut usage = Usage {
-                records: records.len(),
-                broken: broken.len(),
+                records: all.records.len(),
+                broken: all.unreadable.len(),
                 ..Usage::default()
             };
-            for record in records {
+            for record in all.records {
                 let file = core.checkpoints.path(&record.claim.uid).ok();
                 let file = file.and_then(|path| std::fs::metadata(path).ok());
                 usage.bytes += file.map_or(0, |file| file.len());

@@ -154,6 +154,8 @@ label! {
         Checkpoint = "checkpoint",
         /// A lock file could not be used.
         Lock = "lock",
+        /// The work goes on for longer than the kubelet waits.
+        Slow = "slow",
         /// The work ended unexpectedly.
         Died = "died",
     }
@@ -168,6 +170,7 @@ impl Cause {
             ClaimError::Gone { .. } => Self::ClaimGone,
             ClaimError::Allocation { .. } => Self::ClaimInvalid,
             ClaimError::Lock { .. } => Self::Lock,
+            ClaimError::Slow { .. } => Self::Slow,
             ClaimError::Died { .. } => Self::Died,
             ClaimError::Core { source, .. } => match &**source {
                 CoreError::UnknownDevice { .. } => Self::UnknownDevice,
@@ -178,7 +181,7 @@ impl Cause {
                 CoreError::Hardware { .. } => Self::Hardware,
                 CoreError::Driver { .. } => Self::DriverFiles,
                 CoreError::Cdi { .. } | CoreError::Metadata { .. } => Self::Cdi,
-                CoreError::Checkpoint(_) => Self::Checkpoint,
+                CoreError::Checkpoint(_) | CoreError::Doubtful { .. } => Self::Checkpoint,
             },
         }
     }

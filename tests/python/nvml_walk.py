@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""nvml_walk.py LIBRARY: walks an NVML with NVIDIA's own Python client.
+"""nvml_walk.py LIBRARY [--event]: walks an NVML with NVIDIA's own Python client.
 
 Lists devices and MIG profiles, creates an instance at every placement, looks at it
 from every side, and destroys it again. Fails on the first answer that is not NVML's.
+
+With --event it says "waiting for an event", and then has to be given XID 31 of the first
+GPU's GPU instance 9.
 
 Needs what hack/lib/test/requirements.txt pins.
 """
@@ -100,6 +103,79 @@ def walk_device(index):
     return device
 
 
+def told(call, *arguments):
+    """The answer, or None from a card that does not have it."""
+    try:
+        return call(*arguments)
+    except nvml.NVMLError_NotSupported:
+        return None
+
+
+def walk_readings(device):
+    uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    assert nvml.nvmlDeviceGetTotalEccErrors(device, uncorrected, volatile) == 0
+    rows = told(nvml.nvmlDeviceGetRemappedRows, device)
+    new = nvml.nvmlDeviceGetArchitecture(device) >= nvml.NVML_DEVICE_ARCH_AMPERE
+    assert rows == ((0, 0, 0, 0) if new else None), rows
+    slowdowns = nvml.nvmlClocksEventReasonSwThermalSlowdown
+    slowdowns |= nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+    assert nvml.nvmlDeviceGetCurrentClocksEventReasons(device) & slowdowns == 0
+    assert nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device) & slowdowns == 0
+    assert nvml.nvmlDeviceGetMemoryBusWidth(device) % 64 == 0
+    assert nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_MEM) > 1000
+    generation = nvml.nvmlDeviceGetMaxPcieLinkGeneration(device)
+    assert generation >= nvml.nvmlDeviceGetCurrPcieLinkGeneration(device)
+    width = nvml.nvmlDeviceGetMaxPcieLinkWidth(device)
+    assert width == nvml.nvmlDeviceGetCurrPcieLinkWidth(device)
+    assert nvml.nvmlDeviceGetComputeRunningProcesses(device) == []
+    fields = [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER]
+    action, unknown = nvml.nvmlDeviceGetFieldValues(device, fields)
+    assert (action.nvmlReturn == nvml.NVML_SUCCESS) == new
+    assert action.value.uiVal == nvml.NVML_GPU_RECOVERY_ACTION_NONE
+    assert unknown.nvmlReturn == nvml.NVML_ERROR_NOT_SUPPORTED
+    for mode in (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_DEFAULT):
+        nvml.nvmlDeviceSetComputeMode(device, mode)
+        assert nvml.nvmlDeviceGetComputeMode(device) == mode
+    refused(nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlDeviceSetComputeMode, device, 99)
+
+
+def walk_links(device):
+    """Every link, and whether the fabric and the peers fit together."""
+    links = 0
+    remotes = set()
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            active = nvml.nvmlDeviceGetNvLinkState(device, link)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+            break
+        assert active == nvml.NVML_FEATURE_ENABLED
+        version = nvml.nvmlDeviceGetNvLinkVersion(device, link)
+        assert version >= nvml.NVML_NVLINK_VERSION_3_0
+        fields = [
+            (nvml.NVML_FI_DEV_NVLINK_GET_SPEED, link),
+            (nvml.NVML_FI_DEV_NVLINK_GET_VERSION, link),
+            (nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, 0),
+        ]
+        speed, told_version, common = nvml.nvmlDeviceGetFieldValues(device, fields)
+        assert speed.value.uiVal == common.value.uiVal >= 25000
+        assert told_version.value.uiVal == version
+        kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link)
+        if kind == nvml.NVML_NVLINK_DEVICE_TYPE_GPU:
+            remotes.add(nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId)
+        links += 1
+    own = nvml.nvmlDeviceGetPciInfo(device).busId
+    assert own not in remotes
+    for remote in remotes:
+        nvml.nvmlDeviceGetHandleByPciBusId(remote)
+    fabric = nvml.c_nvmlGpuFabricInfo_v2_t()
+    joined = told(nvml.nvmlDeviceGetGpuFabricInfoV, device, ctypes.byref(fabric)) is not None
+    assert joined == (links > 0 and not remotes), (links, remotes)
+    if joined:
+        assert fabric.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED
+        assert fabric.status == nvml.NVML_SUCCESS
+    print(links, "links")
+
+
 def walk_mig(device):
     """Creates and destroys an instance at every placement of every profile."""
     parent = nvml.nvmlDeviceGetUUID(device)
@@ -187,15 +263,23 @@ def checked_mig_off(device):
     nvml._nvmlCheckReturn(nvml.nvmlDeviceSetMigMode(device, 0))
 
 
-def walk_events(device):
+def walk_events(device, expected):
     events = nvml.nvmlEventSetCreate()
     assert nvml.nvmlDeviceGetSupportedEventTypes(device) & nvml.nvmlEventTypeXidCriticalError
     nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
     refused(nvml.NVML_ERROR_TIMEOUT, nvml.nvmlEventSetWait_v2, events, 1)
+    if expected:
+        print("waiting for an event", flush=True)
+        event = nvml.nvmlEventSetWait_v2(events, 60_000)
+        assert event.eventType == nvml.nvmlEventTypeXidCriticalError
+        assert event.eventData == 31
+        assert (event.gpuInstanceId, event.computeInstanceId) == (9, 0xFFFFFFFF)
+        assert nvml.nvmlDeviceGetIndex(event.device) == 0
     nvml.nvmlEventSetFree(events)
+    refused(nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.nvmlEventSetWait_v2, events, 1)
 
 
-def main(library):
+def main(library, event):
     # The client loads by name only; this is its own place for the loaded library.
     nvml.nvmlLib = ctypes.CDLL(library)
     refused(nvml.NVML_ERROR_UNINITIALIZED, nvml.nvmlDeviceGetCount)
@@ -210,7 +294,10 @@ def main(library):
     refused(nvml.NVML_ERROR_NOT_FOUND, nvml.nvmlDeviceGetHandleByPciBusId, "0000:fe:1f.0")
     refused(nvml.NVML_ERROR_NOT_FOUND, nvml.nvmlDeviceGetHandleByUUID, "GPU-none")
     devices = [walk_device(index) for index in range(count)]
-    walk_events(devices[0])
+    for device in devices:
+        walk_readings(device)
+        walk_links(device)
+    walk_events(devices[0], event)
     same = nvml.nvmlDeviceGetTopologyCommonAncestor(devices[0], devices[0])
     assert same == nvml.NVML_TOPOLOGY_INTERNAL
     # One GPU stands for all: they share the tables.
@@ -225,6 +312,6 @@ def main(library):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2 or sys.argv[2:] not in ([], ["--event"]):
         sys.exit(__doc__)
-    main(sys.argv[1])
+    main(sys.argv[1], bool(sys.argv[2:]))

@@ -163,6 +163,7 @@ ensure_inotify_instances() {
 }
 
 create_cluster() {
+  rm -rf "$STATE/fake-gpu"
   prepare_fake_gpus
   ensure_inotify_instances
   write_kind_config >"$STATE/kind.yaml"
@@ -188,9 +189,9 @@ keep_logs_of_failure() {
   kind export logs --name "$CLUSTER" "$LOGS/nodes" >/dev/null 2>&1 || true
 }
 
+# Also for nodes that run: they get what this checkout builds, and keep their GPUs' state.
 prepare_fake_gpus() {
   local index folder
-  rm -rf "$STATE/fake-gpu"
   for ((index = 1; index <= workers; index++)); do
     folder=$(fake_gpu_folder "$index")
     log "making the fake GPUs of $(worker_name "$index") from $(worker_topology "$index")"

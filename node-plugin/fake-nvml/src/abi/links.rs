@@ -113,7 +113,47 @@ fn fabric(session: &Call, device: sys::nvmlDevice_t) -> Result<&Fabric, Code> {
     gpu.fabric.as_ref().ok_or(Code::NOT_SUPPORTED)
 }
 
-const COMPLETED: u8 = sys::NVML_GPU_FABRIC_STATE_COMPLETED as u8;
+/// The fabric structs of `nvml.h`, where state and summary are bytes. Here they are words of
+/// the same layout, so that what pads them is zero: NVIDIA's Python client reads them so.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FabricWords {
+    cluster: [u8; 16],
+    status: sys::nvmlReturn_t,
+    clique: c_uint,
+    state: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FabricWordsV2 {
+    version: c_uint,
+    words: FabricWords,
+    health_mask: c_uint,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FabricWordsV3 {
+    v2: FabricWordsV2,
+    health_summary: u32,
+}
+
+const _: () = {
+    assert!(size_of::<FabricWords>() == size_of::<sys::nvmlGpuFabricInfo_t>());
+    assert!(size_of::<FabricWordsV2>() == size_of::<sys::nvmlGpuFabricInfo_v2_t>());
+    assert!(size_of::<FabricWordsV3>() == size_of::<sys::nvmlGpuFabricInfo_v3_t>());
+    assert!(cfg!(target_endian = "little"));
+};
+
+fn words(fabric: &Fabric) -> FabricWords {
+    FabricWords {
+        cluster: fabric.cluster.0,
+        status: sys::nvmlReturn_enum_NVML_SUCCESS,
+        clique: fabric.clique,
+        state: sys::NVML_GPU_FABRIC_STATE_COMPLETED,
+    }
+}
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuFabricInfo(
@@ -121,13 +161,7 @@ extern "C" fn nvmlDeviceGetGpuFabricInfo(
     info: Out<sys::nvmlGpuFabricInfo_t>,
 ) -> sys::nvmlReturn_t {
     call("nvmlDeviceGetGpuFabricInfo", |session| {
-        let fabric = fabric(session, device)?;
-        info.set(sys::nvmlGpuFabricInfo_t {
-            clusterUuid: fabric.cluster.0,
-            status: sys::nvmlReturn_enum_NVML_SUCCESS,
-            cliqueId: fabric.clique,
-            state: COMPLETED,
-        })
+        info.as_version().set(words(fabric(session, device)?))
     })
 }
 
@@ -137,27 +171,20 @@ extern "C" fn nvmlDeviceGetGpuFabricInfoV(
     info: Out<sys::nvmlGpuFabricInfoV_t>,
 ) -> sys::nvmlReturn_t {
     call("nvmlDeviceGetGpuFabricInfoV", |session| {
-        let fabric = fabric(session, device)?;
+        let words = words(fabric(session, device)?);
         let version = info.version()?;
         // Nothing is known of the links' health.
+        let v2 = FabricWordsV2 {
+            version,
+            words,
+            health_mask: 0,
+        };
         if version == struct_version::<sys::nvmlGpuFabricInfo_v2_t>(2) {
-            info.as_version().set(sys::nvmlGpuFabricInfo_v2_t {
-                version,
-                clusterUuid: fabric.cluster.0,
-                status: sys::nvmlReturn_enum_NVML_SUCCESS,
-                cliqueId: fabric.clique,
-                state: COMPLETED,
-                healthMask: 0,
-            })
+            info.as_version().set(v2)
         } else if version == struct_version::<sys::nvmlGpuFabricInfo_v3_t>(3) {
-            info.set(sys::nvmlGpuFabricInfo_v3_t {
-                version,
-                clusterUuid: fabric.cluster.0,
-                status: sys::nvmlReturn_enum_NVML_SUCCESS,
-                cliqueId: fabric.clique,
-                state: COMPLETED,
-                healthMask: 0,
-                healthSummary: sys::NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED as u8,
+            info.as_version().set(FabricWordsV3 {
+                v2,
+                health_summary: sys::NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED,
             })
         } else {
             Err(Code::VERSION_MISMATCH)

@@ -169,12 +169,12 @@ extern "C" fn nvmlDeviceGetRemappedRows(
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetCurrentClocksEventReasons(
+fn reasons(
+    function: &'static str,
     device: sys::nvmlDevice_t,
-    reasons: Out<c_ulonglong>,
+    reasons: &Out<c_ulonglong>,
 ) -> sys::nvmlReturn_t {
-    call("nvmlDeviceGetCurrentClocksEventReasons", |session| {
+    call(function, |session| {
         let (_, gpu) = session.whole(device)?;
         let told = session.state(gpu)?.health.clocks_event_reasons;
         // An idle card says so.
@@ -183,11 +183,19 @@ extern "C" fn nvmlDeviceGetCurrentClocksEventReasons(
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCurrentClocksEventReasons(
+    device: sys::nvmlDevice_t,
+    told: Out<c_ulonglong>,
+) -> sys::nvmlReturn_t {
+    reasons("nvmlDeviceGetCurrentClocksEventReasons", device, &told)
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(
     device: sys::nvmlDevice_t,
-    reasons: Out<c_ulonglong>,
+    told: Out<c_ulonglong>,
 ) -> sys::nvmlReturn_t {
-    nvmlDeviceGetCurrentClocksEventReasons(device, reasons)
+    reasons("nvmlDeviceGetCurrentClocksThrottleReasons", device, &told)
 }
 
 #[unsafe(no_mangle)]

@@ -15,6 +15,7 @@ macro_rules! nvml {
     }};
 }
 
+mod compare;
 mod hardware;
 mod readings;
 

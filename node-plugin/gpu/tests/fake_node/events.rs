@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpu::{EventInstance, EventKind, Events, GpuEvent, Gpus, PciAddress};
+use gpu::{EventInstance, EventKind, Events, GpuEvent, Gpus, NvmlCode, PciAddress};
 
 use super::{FakeNode, at, h100};
 
@@ -189,4 +189,29 @@ fn other_calls_go_on_while_one_thread_waits_for_events() {
         let calls = start.elapsed();
         assert!(calls < waiter.join().unwrap(), "{calls:?}");
     });
+}
+
+#[test]
+fn a_driver_without_events_or_whose_wait_fails_says_so() {
+    let (node, gpus, pci) = h100();
+    let events = gpus.events(&[pci]).unwrap();
+    let hardware = node.hardware();
+    hardware
+        .fail(None, "nvmlEventSetWait_v2", Some(999))
+        .unwrap();
+    let error = events.wait(SOON).unwrap_err();
+    assert_eq!(error.code(), Some(NvmlCode::Other(999)));
+    hardware.clear(None).unwrap();
+    assert_eq!(events.wait(SOON).unwrap(), None);
+    // Not one GPU has events, as on some virtual ones.
+    hardware
+        .fail(None, "nvmlDeviceGetSupportedEventTypes", Some(3))
+        .unwrap();
+    let none = gpus.events(&[pci]).unwrap();
+    assert_eq!(none.watched(), []);
+    assert_eq!(none.wait(SOON).unwrap(), None);
+    let old = FakeNode::new("h100-80gb-8");
+    old.without(&["nvmlEventSetCreate"]);
+    let error = old.open().events(&[pci]).unwrap_err();
+    assert_eq!(error.code(), Some(NvmlCode::MissingSymbol));
 }

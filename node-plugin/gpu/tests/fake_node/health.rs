@@ -120,6 +120,47 @@ fn a_driver_that_refuses_readings_gives_none_of_them_and_no_error() {
 }
 
 #[test]
+fn a_driver_without_the_newer_functions_tells_what_it_can() {
+    let node = FakeNode::new("h100-80gb-8");
+    node.hardware()
+        .heat(
+            "0",
+            Some(80),
+            Heat {
+                sw_thermal: true,
+                ..Heat::default()
+            },
+        )
+        .unwrap();
+    node.without(&[
+        "nvmlDeviceGetTemperatureV",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetRemappedRows",
+        "nvmlDeviceGetTotalEccErrors",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetNvLinkRemoteDeviceType",
+        "nvmlDeviceGetGpuFabricInfoV",
+        "nvmlDeviceGetMemoryBusWidth",
+        "nvmlDeviceGetMaxPcieLinkWidth",
+    ]);
+    let gpus = node.open();
+    let gpu = &gpus.inventory(&node.roots()).unwrap().gpus[0];
+    assert_eq!((gpu.memory_bandwidth_mbps, gpu.pcie), (None, None));
+    assert_eq!(gpu.nvlinks.len(), 18);
+    let link = &gpu.nvlinks[0];
+    assert_eq!((link.version, link.mbps), (Some(4), 0));
+    assert_eq!(link.remote, gpu::NvLinkRemote::Other);
+    // By the older calls.
+    assert!(gpu.fabric_clique.is_some());
+    let reading = gpus.health(gpu.pci).unwrap();
+    assert_eq!(reading.temperature_celsius, Some(80));
+    assert!(reading.slowdown.sw_thermal);
+    assert_eq!(reading.ecc_uncorrected_volatile, None);
+    assert_eq!(reading.remapped_rows, None);
+    assert_eq!(reading.recovery_action, None);
+}
+
+#[test]
 fn a_lost_gpu_says_so_and_answers_again_after_a_reset() {
     let (node, gpus, pci) = h100();
     let hardware = node.hardware();

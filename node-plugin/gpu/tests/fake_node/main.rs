@@ -8,8 +8,9 @@ mod events;
 mod health;
 mod links;
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use fake_nvml::control::Hardware;
 use fake_nvml::node::{self, DeviceNodes};
@@ -68,6 +69,28 @@ impl FakeNode {
     /// What stands for its hardware.
     fn hardware(&self) -> Hardware {
         Hardware::of(self.root.path()).unwrap()
+    }
+
+    /// Takes functions away from its library, as an older driver does not have them yet: their
+    /// names are spoilt, so that the loader does not find them.
+    fn without(&self, functions: &[&str]) {
+        let path = self.root.path().join("lib/libnvidia-ml.so.1");
+        let mut library = std::fs::read(&path).unwrap();
+        for function in functions {
+            let name = format!("\0{function}\0");
+            let places: Vec<usize> = library
+                .windows(name.len())
+                .enumerate()
+                .filter(|(_, window)| *window == name.as_bytes())
+                .map(|(at, _)| at)
+                .collect();
+            assert!(!places.is_empty(), "{function}");
+            for at in places {
+                library[at + 1] = b'X';
+            }
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, library).unwrap();
     }
 
     fn edit_state(&self, edit: impl FnOnce(&mut serde_json::Value)) {
@@ -435,7 +458,7 @@ fn node_open_error(node: &FakeNode) -> Error {
 
 /// `nvidia-ml-py` is NVIDIA's own client.
 #[test]
-fn nvidia_ml_py_walks_every_topology() {
+fn nvidia_ml_py_walks_every_topology_and_is_given_an_event() {
     let python = std::env::var_os("FAKE_NVML_PYTHON").expect(
         "FAKE_NVML_PYTHON has to name a Python interpreter that has the packages of \
          hack/lib/test/requirements.txt; hack/test sets it",
@@ -443,12 +466,21 @@ fn nvidia_ml_py_walks_every_topology() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python/nvml_walk.py");
     for name in TOPOLOGIES {
         let node = FakeNode::new(name);
-        let library = node.root.path().join("lib/libnvidia-ml.so.1");
-        let output = Command::new(&python)
+        let mut walk = Command::new(&python)
             .arg(&script)
-            .arg(&library)
-            .output()
+            .arg(node.root.path().join("lib/libnvidia-ml.so.1"))
+            .arg("--event")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .unwrap();
+        let said = BufReader::new(walk.stdout.take().unwrap()).lines();
+        for line in said.map_while(Result::ok) {
+            if line == "waiting for an event" {
+                node.hardware().xid("0", 31, Some((9, None))).unwrap();
+            }
+        }
+        let output = walk.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{name}: {said}");
     }

@@ -111,6 +111,11 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         interval,
     };
     let discovery = tokio::spawn(discovery.run(stop.clone()));
+    tokio::spawn(
+        claims
+            .statuses()
+            .run(client.clone(), options.node_name.clone(), stop.clone()),
+    );
     let collector = tokio::spawn(collect_garbage(
         claims,
         interval.min(SWEEP),

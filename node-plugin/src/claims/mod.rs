@@ -29,6 +29,7 @@ mod reconcile;
 pub mod record;
 mod salvage;
 mod statics;
+pub mod status;
 mod targets;
 mod usage;
 mod waiting;
@@ -40,7 +41,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use gpu::{Inventory, PciAddress};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
@@ -50,6 +51,7 @@ use self::checkpoint::{CheckpointError, ClaimRef, PreparedDevice, Record, Target
 use self::core::{Core, CoreError, StepHook};
 use self::hardware::Hardware;
 use self::locks::{Held, Locks};
+use self::status::Statuses;
 use crate::metrics::{DeviceKind, Metrics, Operation, Phase, Stopwatch};
 use crate::slices::StaticInstance;
 
@@ -113,6 +115,7 @@ pub struct Claims {
     loaded: watch::Receiver<Option<Loaded>>,
     node: String,
     metrics: Metrics,
+    statuses: Arc<Statuses>,
     /// Work that goes on, whether somebody waits for it or not.
     running: TaskTracker,
     /// How many claims have ended in this process: told to those that wait for one.
@@ -165,6 +168,7 @@ impl Claims {
             loaded,
             node: settings.node,
             metrics: Metrics::default(),
+            statuses: Arc::default(),
             running: TaskTracker::new(),
             ended: watch::Sender::new(0),
         })
@@ -174,6 +178,12 @@ impl Claims {
     #[must_use]
     pub fn with_metrics(self, metrics: Metrics) -> Self {
         Self { metrics, ..self }
+    }
+
+    /// What is to be written into the status of prepared claims; see [`Statuses::run`].
+    #[must_use]
+    pub fn statuses(&self) -> Arc<Statuses> {
+        self.statuses.clone()
     }
 
     /// Prepares a claim; asked again, it gives the same answer.
@@ -237,6 +247,7 @@ impl Claims {
         Ok(Wanted {
             devices,
             pod_claim_name: allocation::pod_claim_name(&object),
+            status: status::devices_of(&object),
         })
     }
 
@@ -264,7 +275,8 @@ impl Claims {
         let held = watch.wait(Phase::Lock, locked).await?;
         let (core, watch) = (self.core.clone(), watch.clone());
         let (named, wanted) = (claim.clone(), wanted.clone());
-        blocking(claim.clone(), held, move || {
+        let (hardware, observed) = (loaded.hardware.clone(), wanted.status.clone());
+        let devices = blocking(claim.clone(), held, move || {
             watch.run(|| {
                 core.prepare(
                     &*loaded.hardware,
@@ -275,7 +287,15 @@ impl Claims {
                 )
             })
         })
-        .await
+        .await?;
+        let described = hardware.described();
+        self.statuses.put(status::Report::new(
+            claim,
+            &devices,
+            &described,
+            Some(observed),
+        ));
+        Ok(devices)
     }
 
     /// Unprepares a claim; an unknown one is a success, and the object is not needed.
@@ -313,6 +333,7 @@ impl Claims {
         mut held: Vec<Held>,
         watch: Option<Stopwatch>,
     ) -> Result<(), ClaimError> {
+        self.statuses.forget(&claim.uid);
         let mut wanted = Vec::new();
         let damaged = self.core.checkpoints.read(&claim.uid);
         if matches!(damaged, Err(CheckpointError::Corrupt { .. })) {
@@ -457,6 +478,8 @@ async fn blocking<T: Send + 'static>(
 struct Wanted {
     devices: Vec<Allocated>,
     pod_claim_name: Option<String>,
+    /// What its status says of its devices by now.
+    status: Vec<AllocatedDeviceStatus>,
 }
 
 impl Wanted {

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use tracing::Instrument;
 
 use super::checkpoint::{CheckpointError, ClaimRef, Record, Stage, Unreadable};
-use super::{ClaimError, Claims, Loaded, Wanted, allocation};
+use super::{ClaimError, Claims, Loaded, Wanted, allocation, status};
 use crate::metrics::{Operation, Stopwatch};
 
 /// Something that a person should know of.
@@ -101,6 +101,13 @@ impl Claims {
             Stage::PrepareCompleted => {
                 let Some(loaded) = loaded else { return Ok(()) };
                 let held = self.lock(&record.claim, BTreeSet::new()).await?;
+                let described = loaded.hardware.described();
+                self.statuses.put(status::Report::new(
+                    &record.claim,
+                    &record.devices,
+                    &described,
+                    None,
+                ));
                 let (core, record) = (self.core.clone(), record.clone());
                 super::blocking(record.claim.clone(), held, move || {
                     // Containers restart in a living sandbox without another prepare,
@@ -146,6 +153,7 @@ impl Claims {
         let wanted = Wanted {
             devices,
             pod_claim_name: allocation::pod_claim_name(&object),
+            status: status::devices_of(&object),
         };
         let watch = Stopwatch::start(Operation::Prepare);
         let made = self.attempt(&claim, &wanted, &watch).await;

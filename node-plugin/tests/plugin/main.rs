@@ -21,4 +21,5 @@ mod probes;
 mod rights;
 mod server;
 mod shares;
+mod status;
 mod unlucky;

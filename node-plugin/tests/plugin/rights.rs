@@ -27,6 +27,7 @@ use crate::node::{TestNode, repository};
 use crate::server::{
     LIMIT, Running, allocated_claim, complete, create_node, wait_for, wait_until_ready,
 };
+use crate::status::devices_when;
 
 const ACCOUNT: &str = "ai-inference-node-plugin";
 const DRIVER: &str = "gpu.ai.deckhouse.io";
@@ -218,7 +219,7 @@ where
 }
 
 /// Rights that no request shows: the API server checks them behind another one.
-const BEHIND: &[(&str, &str)] = &[];
+const BEHIND: &[(&str, &str)] = &[("resourceclaims/driver", "associated-node:patch")];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_plugin_uses_every_right_that_the_chart_grants_and_is_refused_none() {
@@ -251,6 +252,7 @@ async fn the_plugin_uses_every_right_that_the_chart_grants_and_is_refused_none()
     let device = node.device(0, "1g6gb-3");
     let claim = allocated_claim(&admin, &namespace, "righteous", &device).await;
     plugin.prepare_claim(&claim).await.unwrap();
+    devices_when(&claim, |devices| !devices.is_empty()).await;
     plugin.unprepare_claim(&claim).await.unwrap();
     // The second of two equal events counts up the first.
     let events = NodeEvents::new(client, "righteous");

@@ -337,9 +337,14 @@ pub(crate) async fn allocated_claim(
     }))
     .unwrap();
     let created = api.create(&PostParams::default(), &claim).await.unwrap();
-    let status = json!({"status": {"allocation": {"devices": {"results": [{
-        "request": "gpu", "driver": "gpu.ai.deckhouse.io", "pool": pool, "device": device,
-    }]}}}});
+    let status = json!({"status": {"allocation": {
+        "devices": {"results": [{
+            "request": "gpu", "driver": "gpu.ai.deckhouse.io", "pool": pool, "device": device,
+        }]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+            {"key": "metadata.name", "operator": "In", "values": [pool]},
+        ]}]},
+    }}});
     api.patch_status("order-0", &PatchParams::default(), &Patch::Merge(&status))
         .await
         .unwrap();

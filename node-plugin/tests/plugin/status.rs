@@ -199,37 +199,92 @@ async fn a_plugin_may_write_only_the_status_of_its_own_devices_in_claims_of_its_
 
     let plugin = plugin_client(&charted, name).await;
     let api: Api<ResourceClaim> = Api::namespaced(plugin, &namespace);
-    let write = |claim: &'static str, status: Value| {
-        let api = api.clone();
-        async move {
-            let patch = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-                               "metadata": {"name": claim}, "status": status});
-            let mut params = PatchParams::apply("test").force();
-            params.dry_run = true;
-            api.patch_status(claim, &params, &Patch::Apply(&patch))
-                .await
-        }
+    let apply = |status: Value| {
+        Patch::Apply(
+            json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+                            "metadata": {}, "status": status}),
+        )
     };
     let entry = |driver: &str, pool: &str, device: &str| {
-        json!({"devices": [{"driver": driver, "pool": pool, "device": device,
-                            "conditions": [], "data": {"uuid": "GPU-1"}}]})
+        apply(
+            json!({"devices": [{"driver": driver, "pool": pool, "device": device,
+                                  "conditions": [], "data": {"uuid": "GPU-1"}}]}),
+        )
     };
-    write("own", entry(DRIVER, name, "gpu-0")).await.unwrap();
-    for (claim, status) in [
-        ("theirs", entry(DRIVER, "neighbour", "gpu-0")),
-        ("own", entry("nic.example.com", name, "nic-0")),
+    let reserved = json!({"reservedFor": [{"resource": "pods", "name": "x", "uid": "y"}]});
+    let deallocated = Patch::Merge(json!({"status": {"allocation": null}}));
+    let not_allowed = [
+        (
+            "theirs",
+            entry(DRIVER, "neighbour", "gpu-0"),
+            "allocated to it only",
+        ),
         (
             "own",
-            json!({"reservedFor": [{"resource": "pods", "name": "x", "uid": "y"}]}),
+            entry("nic.example.com", name, "nic-0"),
+            "of driver gpu.ai.deckhouse.io only",
         ),
-    ] {
-        let error = write(claim, status.clone()).await;
-        assert!(error.is_err(), "{claim}: {status} is accepted");
+        ("own", apply(reserved), "may not change the allocation"),
+        ("own", deallocated, "may not change the allocation"),
+    ];
+    let mut dry = PatchParams::apply("test").force();
+    dry.dry_run = true;
+    let own = entry(DRIVER, name, "gpu-0");
+    api.patch_status("own", &dry, &own).await.unwrap();
+    for (claim, patch, _) in &not_allowed {
+        let params = params_of(patch, &dry);
+        let result = api.patch_status(claim, &params, patch).await;
+        assert!(result.is_err(), "{claim}: {patch:?} is accepted");
     }
-    let deallocated = Patch::Merge(json!({"status": {"allocation": null}}));
-    api.patch_status("own", &PatchParams::default(), &deallocated)
+
+    // Before 1.36 the API server asks for no further right; then the policy is all there is.
+    let plane = ControlPlane::shared().unwrap();
+    plane
+        .apply_yaml(&namespace, &rights_of_before(&charted))
         .await
-        .unwrap_err();
+        .unwrap();
+    for (claim, patch, reason) in &not_allowed {
+        let params = params_of(patch, &dry);
+        let deadline = Instant::now() + LIMIT;
+        // The rights, and the policy, take a moment to be in force.
+        loop {
+            let result = api.patch_status(claim, &params, patch).await;
+            let said = result.err().map(|error| error.to_string());
+            if said.as_ref().is_some_and(|said| said.contains(reason)) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{claim}: {said:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Only an apply may be forced.
+fn params_of(patch: &Patch<Value>, apply: &PatchParams) -> PatchParams {
+    let mut params = apply.clone();
+    params.force = matches!(patch, Patch::Apply(_));
+    params
+}
+
+/// What gives the plugin's account every right that 1.36 has made granular.
+fn rights_of_before(namespace: &str) -> String {
+    format!(
+        "\
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: rights-of-before}}
+rules:
+- {{apiGroups: [resource.k8s.io], resources: [resourceclaims/driver], verbs: ['arbitrary-node:patch']}}
+- {{apiGroups: [resource.k8s.io], resources: [resourceclaims/binding], verbs: [patch]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: rights-of-before}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: rights-of-before}}
+subjects:
+- {{kind: ServiceAccount, name: ai-inference-node-plugin, namespace: {namespace}}}
+"
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

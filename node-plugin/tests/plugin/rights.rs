@@ -414,6 +414,14 @@ const REASONS: &[(&str, &str)] = &[
         "a claim is read by name when the kubelet asks for it",
     ),
     (
+        "resourceclaims/status",
+        "what a claim's devices are is written into its `status.devices`",
+    ),
+    (
+        "resourceclaims/driver",
+        "from 1.36 that needs this right too, which holds for devices of this driver in claims of the pod's own node",
+    ),
+    (
         "resourceslices",
         "this node's slices are watched, and written by server-side apply",
     ),

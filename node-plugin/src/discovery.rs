@@ -3,25 +3,35 @@
 //! In: an NVML to load. Out: the loaded GPUs for claims and the wanted state for the
 //! publisher, over channels. Never: an exit: a node without a driver may get one, and
 //! until then its pool is empty and pods that end can still be cleaned up.
+//!
+//! What was found is kept on the disk: an NVML that fails or hangs after a restart does
+//! not empty the pool, which stays as it was, under taints.
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{Gpus, Inventory, Library, Roots};
+use gpu::{Gpus, Inventory, Library, PciAddress, Roots};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::claims::hardware::{Hardware, NvmlGpus};
 use crate::claims::{Claims, Loaded, LookError};
 use crate::events::NodeEvents;
+use crate::health::{Health, Memory};
 use crate::metrics::{Call, Calls, Metrics};
 use crate::readiness::{Part, Readiness};
 use crate::slices::{MigPolicy, StaticInstance, Wanted, not_offered};
 
 /// The first and the longest wait before NVML is loaded again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// How long a look at the GPUs may take until it counts as hung.
+const LOOK: Duration = Duration::from_secs(10);
+/// How long the slices wait for the health of what they show: a fault from before is then
+/// in the first slices, and nobody is given a broken GPU meanwhile.
+const CHECK: Duration = Duration::from_secs(1);
 
 /// What discovery works with.
 pub struct Discovery {
@@ -47,18 +57,27 @@ pub struct Discovery {
     pub readiness: Readiness,
     /// How long between two looks.
     pub interval: Duration,
+    /// What is wrong with the GPUs.
+    pub health: Health,
+    /// What was found before.
+    pub memory: Memory,
 }
 
 impl Discovery {
     /// Looks until it is stopped.
-    pub async fn run(self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut last = self.recall().await;
         self.readiness
             .not_ready(Part::Gpus, "the GPUs have not been read yet");
         let mut backoff = RETRY.0;
         let mut mended = false;
         let mut said = String::new();
         loop {
-            match self.open().await {
+            let opened = tokio::select! {
+                () = stop.cancelled() => return,
+                opened = self.open_in_time(last.as_ref()) => opened,
+            };
+            match opened {
                 Ok(loaded) => {
                     backoff = RETRY.0;
                     said.clear();
@@ -73,10 +92,10 @@ impl Discovery {
                     }
                     tokio::select! {
                         () = stop.cancelled() => return,
-                        () = self.follow(loaded) => {}
+                        () = self.follow(loaded, &mut last) => {}
                     }
                 }
-                Err(reason) => self.without_gpus(&reason, &mut said).await,
+                Err(reason) => self.without_gpus(&reason, last.as_ref(), &mut said).await,
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -115,22 +134,60 @@ impl Discovery {
         })
     }
 
+    /// The same, and says so when it hangs. NVML is never loaded twice at once.
+    async fn open_in_time(&self, last: Option<&Wanted>) -> Result<Loaded, OpenFailure> {
+        let mut opening = pin!(self.open());
+        match tokio::time::timeout(LOOK, &mut opening).await {
+            Ok(opened) => opened,
+            Err(_) => {
+                let failure = OpenFailure {
+                    no_gpus: false,
+                    reason: hung(),
+                };
+                self.without_gpus(&failure, last, &mut String::new()).await;
+                opening.await
+            }
+        }
+    }
+
+    /// What was there before the start, as far as it still can be.
+    async fn recall(&mut self) -> Option<Wanted> {
+        let remembered = match self.memory.recall() {
+            Ok(remembered) => remembered?,
+            Err(error) => {
+                tracing::error!(%error, "The devices from before the start cannot be read.");
+                return None;
+            }
+        };
+        let held = self.claims.gpus().await;
+        let bus = self.roots.sys.join("bus/pci/devices");
+        let wanted =
+            remembered.still_there(|pci| held.contains(&pci) || bus.join(pci.to_string()).exists());
+        (!wanted.inventory.gpus.is_empty()).then_some(wanted)
+    }
+
     /// Publishes what is there and looks again, until NVML stops answering.
-    async fn follow(&self, loaded: Loaded) {
+    async fn follow(&mut self, loaded: Loaded, last: &mut Option<Wanted>) {
         let mut ticks = tokio::time::interval(self.interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut known: Option<BTreeSet<StaticInstance>> = None;
         let mut reported = Vec::new();
         let mut withheld = Vec::new();
+        if let Some(last) = last {
+            self.health.watch(loaded.hardware.clone(), addresses(last));
+            if last.inventory.driver_version != loaded.driver_version {
+                self.health.driver_replaced();
+            }
+        }
         loop {
             ticks.tick().await;
-            let mut look = self.claims.inventory(loaded.hardware.clone()).await;
+            let mut look = self.look(&loaded, last.as_ref()).await;
             if let (Ok((_, statics)), Some(before)) = (&look, &known)
                 && statics != before
             {
                 // What is taken for an administrator's instance withdraws devices;
                 // that takes two looks.
-                look = self.claims.inventory(loaded.hardware.clone()).await;
+                look = self.look(&loaded, last.as_ref()).await;
             }
             match look {
                 Ok((inventory, statics)) => {
@@ -143,10 +200,15 @@ impl Discovery {
                     }
                     known = Some(statics.clone());
                     self.report(&inventory, &mut reported).await;
-                    let before = self.wanted.borrow().clone();
                     let wanted = Wanted::new(inventory, statics).under(self.mig);
                     self.report_withheld(&wanted, &mut withheld).await;
-                    self.publish(wanted.keeping(before.as_deref()));
+                    let wanted = wanted.keeping(last.as_ref());
+                    self.health
+                        .watch(loaded.hardware.clone(), addresses(&wanted));
+                    self.health.check(CHECK).await;
+                    self.publish(&wanted);
+                    self.remember(&wanted).await;
+                    *last = Some(wanted);
                 }
                 Err(error) => {
                     let reason = error.to_string();
@@ -171,6 +233,38 @@ impl Discovery {
             self.events.warn("MIGNotOffered", "Discover", reason).await;
         }
         *reported = now;
+    }
+
+    /// One look at the GPUs. When it hangs, what was there before is published where
+    /// nothing is yet, and the look is waited for: there is never a second one at once.
+    async fn look(
+        &self,
+        loaded: &Loaded,
+        last: Option<&Wanted>,
+    ) -> Result<(Inventory, BTreeSet<StaticInstance>), LookError> {
+        let mut look = pin!(self.claims.inventory(loaded.hardware.clone()));
+        match tokio::time::timeout(LOOK, &mut look).await {
+            Ok(found) => found,
+            Err(_) => {
+                tracing::error!("A look at the GPUs hangs; what was found before stays published.");
+                if self.wanted.borrow().is_none() {
+                    self.readiness.not_ready(Part::Gpus, &hung());
+                    self.fall_back(last);
+                }
+                look.await
+            }
+        }
+    }
+
+    /// Keeps what was found over a restart.
+    async fn remember(&mut self, wanted: &Wanted) {
+        let Some(write) = self.memory.changed(wanted) else {
+            return;
+        };
+        let written = tokio::task::spawn_blocking(move || write().map_err(|e| e.to_string()));
+        if let Err(error) = written.await.unwrap_or_else(|error| Err(error.to_string())) {
+            tracing::error!(error, "The devices cannot be kept over a restart.");
+        }
     }
 
     /// Says which GPUs cannot be read, once for each change.
@@ -200,17 +294,13 @@ impl Discovery {
         }
     }
 
-    /// An empty pool, and why, said once for each reason.
-    async fn without_gpus(&self, failure: &OpenFailure, said: &mut String) {
-        if self.wanted.borrow().is_none() {
-            let inventory = Inventory {
-                driver_version: String::new(),
-                cuda_version: (0, 0),
-                gpus: Vec::new(),
-                unreadable: Vec::new(),
-            };
-            self.publish(Wanted::new(inventory, BTreeSet::new()));
+    /// What was there before, under taints, or an empty pool; and why, said once for each
+    /// reason.
+    async fn without_gpus(&self, failure: &OpenFailure, last: Option<&Wanted>, said: &mut String) {
+        if let Some(last) = last {
+            self.health.unavailable(addresses(last), &failure.reason);
         }
+        self.fall_back(last);
         let repeated = *said == failure.reason;
         said.clone_from(&failure.reason);
         if failure.no_gpus {
@@ -235,8 +325,28 @@ impl Discovery {
         }
     }
 
-    fn publish(&self, wanted: Wanted) {
+    /// What was there before, all of it unreadable, or an empty pool.
+    fn fall_back(&self, last: Option<&Wanted>) {
+        if let Some(last) = last {
+            let mut wanted = last.clone();
+            wanted.unreadable = addresses(last).into_iter().collect();
+            self.publish(&wanted);
+        } else if self.wanted.borrow().is_none() {
+            let inventory = Inventory {
+                driver_version: String::new(),
+                cuda_version: (0, 0),
+                gpus: Vec::new(),
+                unreadable: Vec::new(),
+            };
+            self.publish(&Wanted::new(inventory, BTreeSet::new()));
+        }
+    }
+
+    fn publish(&self, wanted: &Wanted) {
         self.wanted.send_if_modified(|current| {
+            let mut wanted = wanted.clone();
+            // Asked for here and not before: the monitor changes them in the same place.
+            wanted.faults = self.health.faults().to_vec();
             let changed = current.as_deref() != Some(&wanted);
             if changed {
                 *current = Some(Arc::new(wanted));
@@ -244,6 +354,14 @@ impl Discovery {
             changed
         });
     }
+}
+
+fn addresses(wanted: &Wanted) -> Vec<PciAddress> {
+    wanted.inventory.gpus.iter().map(|gpu| gpu.pci).collect()
+}
+
+fn hung() -> String {
+    format!("NVML has not answered for {} s", LOOK.as_secs())
 }
 
 struct OpenFailure {

@@ -43,6 +43,15 @@ impl NodeEvents {
 
     /// Something that a person should look at.
     pub async fn warn(&self, reason: &str, action: &str, note: &str) {
+        self.publish(EventType::Warning, reason, action, note).await;
+    }
+
+    /// Something that is good to know.
+    pub async fn tell(&self, reason: &str, action: &str, note: &str) {
+        self.publish(EventType::Normal, reason, action, note).await;
+    }
+
+    async fn publish(&self, type_: EventType, reason: &str, action: &str, note: &str) {
         let Some(recorder) = &self.recorder else {
             return;
         };
@@ -51,7 +60,7 @@ impl NodeEvents {
             note.pop(); // The API's limit.
         }
         let event = Event {
-            type_: EventType::Warning,
+            type_,
             reason: reason.to_owned(),
             note: Some(note),
             action: action.to_owned(),

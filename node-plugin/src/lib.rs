@@ -4,12 +4,14 @@
 //! the node's slices, prepared devices. Never: anything about another node.
 //!
 //! `slices` decides what is offered, `claims` turns a claim into devices, `kubelet` is
-//! transport, `discovery` finds the GPUs; [`run()`] wires them together.
+//! transport, `discovery` finds the GPUs, `health` knows what is wrong with them; [`run()`]
+//! wires them together.
 
 pub mod admin;
 pub mod claims;
 pub mod discovery;
 pub mod events;
+pub mod health;
 pub mod kubelet;
 pub mod liveness;
 pub mod logs;

@@ -6,9 +6,13 @@
 //!
 //! A slow NVML is no reason either: making MIG instances takes seconds, and a driver that
 //! recovers a GPU answers after a minute. But a call that never returns holds its GPU's
-//! lock for ever, and only a new process gets a new session of the library.
+//! lock for ever, and only a new process gets a new session of the library. That helps
+//! when nothing is answered any more. While other GPUs are, one broken card hangs: it is
+//! tainted, and a new process would hang in its first look at all GPUs and serve none.
 
 use std::time::Duration;
+
+use tokio::sync::watch;
 
 use crate::kubelet::{self, Sockets};
 use crate::metrics::Calls;
@@ -22,6 +26,8 @@ pub struct Liveness {
     pub sockets: Sockets,
     /// How long a call of NVML may take before it counts as hung.
     pub hung: Duration,
+    /// Whether NVML answers about any GPU.
+    pub answered: watch::Receiver<bool>,
 }
 
 impl Liveness {
@@ -32,6 +38,7 @@ impl Liveness {
     pub async fn check(&self) -> Result<(), String> {
         if let Some((call, since)) = self.calls.oldest()
             && since >= self.hung
+            && !*self.answered.borrow()
         {
             return Err(format!(
                 "NVML hangs: its call {} has not returned for {} s",

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::health::Effect;
 use crate::slices::MigPolicy;
 
 /// The DRA kubelet plugin of driver gpu.ai.deckhouse.io: publishes a node's GPUs as
@@ -66,6 +67,28 @@ pub struct Options {
     /// How many seconds a call of NVML may take before the process counts as hung.
     #[arg(long, env = "NVML_HUNG_SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
     pub nvml_hung_seconds: u64,
+    /// What the taint of a fatal fault does: NoExecute evicts the pods that use the device,
+    /// NoSchedule keeps new ones off.
+    #[arg(
+        long,
+        env = "HEALTH_FATAL_EFFECT",
+        value_enum,
+        default_value = "NoExecute"
+    )]
+    pub health_fatal_effect: Effect,
+    /// XIDs that are left aside, with commas between them.
+    #[arg(long, env = "HEALTH_IGNORED_XIDS", value_delimiter = ',')]
+    pub health_ignored_xids: Vec<u64>,
+    /// How many seconds lie between two readings of a GPU's health.
+    #[arg(long, env = "HEALTH_INTERVAL_SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub health_interval_seconds: u64,
+    /// How many seconds a reading may take until its GPU counts as unreadable.
+    #[arg(long, env = "HEALTH_DEADLINE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..))]
+    pub health_deadline_seconds: u64,
+    /// How many seconds a fault that a reset cures lasts at least: the driver needs a
+    /// moment to say what has to be done.
+    #[arg(long, env = "HEALTH_HOLD_SECONDS", default_value_t = 60)]
+    pub health_hold_seconds: u32,
     /// How many seconds lie between two looks at the GPUs and at forgotten claims.
     #[arg(long, env = "RESYNC_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub resync_seconds: u64,

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::claims::{ClaimSource, Claims, Collector, Loaded, driver};
 use crate::discovery::Discovery;
 use crate::events::NodeEvents;
+use crate::health::{Memory, Monitor};
 use crate::kubelet::Servers;
 use crate::liveness::Liveness;
 use crate::metrics::{Calls, Metrics};
@@ -28,7 +29,7 @@ use crate::options::Options;
 use crate::readiness::{Part, Readiness};
 use crate::slices::Wanted;
 use crate::slices::publisher::Publisher;
-use crate::{DRIVER, admin, claims, kubelet};
+use crate::{DRIVER, admin, claims, health, kubelet};
 
 /// The longest time between two looks for a claim that may be gone. Two looks in a row have
 /// to miss it, and it is to be collected within a minute.
@@ -72,16 +73,47 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         .context("the state of this node's claims cannot be opened")?
         .with_metrics(metrics.clone());
     let calls = Calls::new(metrics.clone());
+    let interval = Duration::from_secs(options.resync_seconds);
+    let settings = health::Settings {
+        folder: folder.clone(),
+        boot_id: claims.boot_id().to_owned(),
+        policy: health::core::Policy {
+            fatal: options.health_fatal_effect,
+            ignored: options.health_ignored_xids.into_iter().collect(),
+            hold: options.health_hold_seconds.into(),
+            ..health::core::Policy::default()
+        },
+        interval: Duration::from_secs(options.health_interval_seconds),
+        deadline: Duration::from_secs(options.health_deadline_seconds),
+        repairs: interval,
+    };
+    let repairs = health::Repairs::new(client.clone(), &options.node_name);
+    let (health, monitor, beside) = Monitor::new(
+        settings,
+        wanted.clone(),
+        events.clone(),
+        Some(repairs),
+        metrics.clone(),
+        readiness.clone(),
+    );
     let settings = kubelet::Settings {
         plugins: options.kubelet_plugins_dir,
         registry: options.kubelet_registry_dir,
         pod_uid: options.pod_uid,
+        pool: options.node_name.clone(),
     };
-    let mut servers = Servers::start(&settings, claims.clone(), readiness.clone()).await?;
+    let mut servers = Servers::start(
+        &settings,
+        claims.clone(),
+        readiness.clone(),
+        wanted_receiver.clone(),
+    )
+    .await?;
     let liveness = Liveness {
         calls: calls.clone(),
         sockets: servers.sockets().clone(),
         hung: Duration::from_secs(options.nvml_hung_seconds),
+        answered: health.answered(),
     };
     let admin = tokio::spawn(admin::serve(
         options.admin_address,
@@ -89,11 +121,11 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         stop.clone(),
     ));
 
-    let interval = Duration::from_secs(options.resync_seconds);
     let library = match options.nvml_library {
         Some(path) => gpu::Library::Path(path),
         None => gpu::Library::InDriverRoot(options.driver_root),
     };
+    let monitor = tokio::spawn(monitor.run(stop.clone()));
     let discovery = Discovery {
         library,
         roots: gpu::Roots {
@@ -109,6 +141,8 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         calls,
         readiness: readiness.clone(),
         interval,
+        health,
+        memory: Memory::new(&folder, claims.boot_id()),
     };
     let discovery = tokio::spawn(discovery.run(stop.clone()));
     tokio::spawn(
@@ -143,6 +177,7 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         () = servers.ended() => Err(anyhow::anyhow!("a socket server ended")),
         result = admin => result?.context("the admin server ended"),
         result = discovery => result.context("discovery ended"),
+        result = monitor => result.context("the watch of the GPUs' health ended"),
         result = collector => result.context("the claim collector ended"),
         result = &mut publisher => result?.context("the publisher ended"),
     };
@@ -153,6 +188,7 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
     if !publisher.is_finished() {
         tokio::time::timeout(PUBLISHED, publisher).await.ok();
     }
+    beside.finish().await;
     if stopped { Ok(()) } else { ended }
 }
 

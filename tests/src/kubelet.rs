@@ -5,6 +5,8 @@
 //! authorities, the same deadlines, the same checks of every answer. It never reads a claim, an
 //! allocation or a device: what a driver does with them is the driver's.
 
+mod health;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,6 +21,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 pub use dra::{Claim, Device};
+pub use health::{DeviceHealth, HealthVersion, HealthWatch};
 
 /// The plugin manager's deadline for a connection.
 const DIAL: Duration = Duration::from_secs(10);
@@ -49,6 +52,7 @@ pub struct Plugin {
     /// The socket it registered through.
     pub socket: PathBuf,
     client: DraPluginClient<Channel>,
+    channel: Channel,
 }
 
 impl Kubelet {
@@ -161,7 +165,8 @@ impl Plugin {
         Ok(Self {
             info,
             socket: socket.to_owned(),
-            client: DraPluginClient::new(channel),
+            client: DraPluginClient::new(channel.clone()),
+            channel,
         })
     }
 

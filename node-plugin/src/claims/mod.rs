@@ -395,6 +395,28 @@ impl Claims {
         .unwrap_or(Err(LookError::Died))
     }
 
+    /// The GPUs that claims hold something of, by their records.
+    pub async fn gpus(&self) -> BTreeSet<PciAddress> {
+        let core = self.core.clone();
+        let read = move || match core.checkpoints.all() {
+            Ok(all) => {
+                let devices = all.records.iter().flat_map(|record| &record.devices);
+                devices.map(|device| device.target.pci()).collect()
+            }
+            Err(error) => {
+                tracing::warn!(%error, "The claims' GPUs cannot be told.");
+                BTreeSet::new()
+            }
+        };
+        tokio::task::spawn_blocking(read).await.unwrap_or_default()
+    }
+
+    /// This boot.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        &self.core.boot_id
+    }
+
     /// Locks a claim, then the GPUs that it asks for and those it already has.
     async fn lock(
         &self,

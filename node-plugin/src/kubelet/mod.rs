@@ -1,18 +1,23 @@
-//! The kubelet's side of the plugin: sockets, registration, the node service.
+//! The kubelet's side of the plugin: sockets, registration, the node and the health service.
 //!
 //! In: the kubelet's gRPC calls. Out: calls of [`crate::claims`], and their answers in
 //! the kubelet's terms. Never: a decision about a claim; this is transport.
 
+mod health;
 mod node_service;
 mod probe;
 mod registration;
 mod sockets;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kubelet_api::dra::{v1, v1beta1};
+use kubelet_api::health::v1::dra_resource_health_server as health_v1;
+use kubelet_api::health::v1alpha1::dra_resource_health_server as health_v1alpha1;
 use kubelet_api::registration::v1 as plugin_registration;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +25,9 @@ use tonic::transport::Server;
 
 use crate::claims::Claims;
 use crate::readiness::Readiness;
+use crate::slices::Wanted;
 
+pub use health::HealthService;
 pub use probe::probe;
 pub use sockets::{SocketError, Sockets};
 
@@ -41,6 +48,8 @@ pub struct Settings {
     pub registry: PathBuf,
     /// The UID of this pod: two instances live side by side during an update.
     pub pod_uid: String,
+    /// The name of the pool whose devices' health is told.
+    pub pool: String,
 }
 
 /// The servers of one instance.
@@ -61,15 +70,19 @@ impl Servers {
         settings: &Settings,
         claims: Claims,
         readiness: Readiness,
+        wanted: watch::Receiver<Option<Arc<Wanted>>>,
     ) -> Result<Self, SocketError> {
         let sockets = Sockets::prepare(settings).await?;
         let stop = CancellationToken::new();
 
         let node = node_service::NodeService::new(claims.clone());
+        let health = HealthService::new(settings.pool.clone(), wanted, stop.clone());
         let listener = sockets::bind(&sockets.endpoint)?;
         let router = Server::builder()
             .add_service(v1::dra_plugin_server::DraPluginServer::new(node.clone()))
-            .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(node));
+            .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(node))
+            .add_service(health_v1::DraResourceHealthServer::new(health.clone()))
+            .add_service(health_v1alpha1::DraResourceHealthServer::new(health));
         let cancelled = stop.clone();
         let node_task = tokio::spawn(async move {
             let incoming = UnixListenerStream::new(listener);

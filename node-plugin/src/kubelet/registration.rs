@@ -40,11 +40,13 @@ impl Registration for RegistrationService {
             r#type: DRA_PLUGIN.to_owned(),
             name: DRIVER.to_owned(),
             endpoint: self.endpoint.to_string_lossy().into_owned(),
-            // The kubelet takes the first that it knows. Health services are named
-            // here when they are served.
+            // The kubelet takes the first node service that it knows, so those come
+            // first, and the newest health service that it knows itself.
             supported_versions: vec![
                 kubelet_api::dra::v1::SERVICE.to_owned(),
                 kubelet_api::dra::v1beta1::SERVICE.to_owned(),
+                kubelet_api::health::v1::SERVICE.to_owned(),
+                kubelet_api::health::v1alpha1::SERVICE.to_owned(),
             ],
         }))
     }

@@ -188,6 +188,7 @@ mod tests {
             plugins: root.join("p"),
             registry: root.join("r"),
             pod_uid: uid.to_owned(),
+            pool: "node".to_owned(),
         }
     }
 

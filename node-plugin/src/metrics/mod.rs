@@ -26,6 +26,7 @@ use labels::{
 pub use stopwatch::{Stopwatch, phase};
 
 use crate::claims::ClaimError;
+use crate::health::HealthMetrics;
 
 /// What the disk holds of this node's claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,6 +58,7 @@ pub struct Metrics {
     gpus_unreadable: Gauge,
     placeable: Family<GpuLabel, Gauge>,
     calls: Family<CallLabels, Histogram>,
+    health: HealthMetrics,
 }
 
 /// 1 ms to 65 s: a whole device takes milliseconds, the kubelet waits 45 s.
@@ -87,6 +89,7 @@ impl Default for Metrics {
             gpus_unreadable: Gauge::default(),
             placeable: Family::default(),
             calls: Family::new_with_constructor(short_seconds),
+            health: HealthMetrics::default(),
         };
         metrics.register(&mut registry);
         metrics.from_zero();
@@ -99,6 +102,7 @@ impl Default for Metrics {
 
 impl Metrics {
     fn register(&self, registry: &mut Registry) {
+        self.health.register(registry);
         registry.register(
             "build",
             "The running release",
@@ -278,6 +282,11 @@ impl Metrics {
         self.calls
             .get_or_create(&CallLabels { call, outcome })
             .observe(took.as_secs_f64());
+    }
+
+    /// The metrics of health.
+    pub fn health(&self) -> &HealthMetrics {
+        &self.health
     }
 
     /// The metrics as OpenMetrics text.

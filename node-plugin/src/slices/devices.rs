@@ -7,15 +7,12 @@
 use std::collections::BTreeMap;
 
 use gpu::{Gpu, Inventory, MigMode, MigProfile, Placement};
-use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceCapacity, DeviceTaint};
+use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceCapacity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::attributes::{self, Attributes, boolean, int, string};
 use super::names::{self, Named, Shared};
 use super::{MigPolicy, StaticInstance, View, Wanted, counters, instances, quantity, shares};
-
-/// The key of the taint on devices of a GPU that cannot be read.
-const UNREADABLE: &str = "gpu.ai.deckhouse.io/unreadable";
 
 /// The attribute that says whether a partition is created when a claim of it is prepared, or
 /// is an administrator's.
@@ -42,19 +39,6 @@ impl Published {
             .chain(&mut self.whole)
             .chain(&mut self.shared_partitions)
             .chain(&mut self.shared)
-    }
-
-    /// The same, for a GPU that cannot be read: no new claim gets its devices.
-    pub(super) fn tainted(mut self) -> Self {
-        for device in self.devices_mut() {
-            device.taints = Some(vec![DeviceTaint {
-                key: UNREADABLE.to_owned(),
-                value: None,
-                effect: "NoSchedule".to_owned(),
-                time_added: None, // The API server's.
-            }]);
-        }
-        self
     }
 }
 

@@ -39,6 +39,7 @@ mod plan;
 pub mod publisher;
 mod quantity;
 mod shares;
+mod taints;
 mod wanted;
 
 use gpu::{Inventory, PciAddress, Placement};
@@ -48,6 +49,7 @@ pub use fragmentation::{Holding, largest_placeable};
 pub use instances::not_offered;
 pub use layout::resource_slice;
 pub use plan::{Write, plan_writes};
+pub(crate) use taints::affecting;
 pub use wanted::Wanted;
 
 /// A MIG instance that exists and that no claim of ours created: an administrator's.
@@ -142,18 +144,14 @@ pub fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
 /// The content of the node's pool, slice by slice.
 #[must_use]
 pub fn pool(wanted: &Wanted, view: View) -> Vec<SliceContent> {
-    let published: Vec<_> = wanted
+    let mut published: Vec<_> = wanted
         .inventory
         .gpus
         .iter()
-        .map(|gpu| {
-            let published = devices::of_gpu(wanted, gpu, view);
-            if view.taints && wanted.unreadable.contains(&gpu.pci) {
-                published.tainted()
-            } else {
-                published
-            }
-        })
+        .map(|gpu| devices::of_gpu(wanted, gpu, view))
         .collect();
+    if view.taints {
+        taints::apply(&mut published, wanted);
+    }
     layout::arrange(published)
 }

@@ -91,15 +91,14 @@ pub fn plan_writes(
         .collect()
 }
 
-/// Whether the API server already has a slice as it is wanted. `timeAdded` of a taint
-/// is the server's, see [`keep_time_added`].
+/// Whether the API server already has a slice as it is wanted.
 fn same(wanted: &ResourceSlice, existing: &ResourceSlice) -> bool {
     let owners = |slice: &ResourceSlice| slice.metadata.owner_references.clone();
     wanted.spec == existing.spec && owners(wanted) == owners(existing)
 }
 
-/// Carries `timeAdded` of taints over: without it the eviction timer starts anew with
-/// every update of the slice.
+/// Carries `timeAdded` of taints over, where a taint that is there already has another
+/// one: a time that moves starts the eviction timer anew.
 fn keep_time_added(mut wanted: ResourceSlice, existing: Option<&ResourceSlice>) -> ResourceSlice {
     let Some(known) = existing.and_then(|slice| slice.spec.devices.as_ref()) else {
         return wanted;
@@ -114,7 +113,9 @@ fn keep_time_added(mut wanted: ResourceSlice, existing: Option<&ResourceSlice>) 
             .and_then(|d| d.taints.as_ref());
         for taint in device.taints.iter_mut().flatten() {
             let before = before.and_then(|taints| taints.iter().find(|t| same_taint(t, taint)));
-            taint.time_added = before.and_then(|t| t.time_added.clone());
+            if let Some(before) = before {
+                taint.time_added.clone_from(&before.time_added);
+            }
         }
     }
     wanted

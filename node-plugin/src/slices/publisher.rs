@@ -301,6 +301,7 @@ impl Publisher {
             SliceContent::Counters(_) => 0,
         });
         self.metrics.published(devices.sum());
+        self.metrics.health().published();
         self.readiness.ready(Part::Slices);
         Ok(self
             .view
@@ -378,7 +379,7 @@ impl Publisher {
         let has_counters = full
             .iter()
             .any(|slice| matches!(slice, SliceContent::Counters(_)));
-        if !has_counters && wanted.unreadable.is_empty() {
+        if !has_counters && wanted.all_faults().is_empty() {
             return Ok(View::FULL); // Nothing that could be dropped; ask when there is.
         }
         let one = Counter {

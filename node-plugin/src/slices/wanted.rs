@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpu::{Gpu, Inventory, PciAddress};
 
 use super::{MigPolicy, SharingKind, StaticInstance};
+use crate::health::Fault;
 
 /// What should be published.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +26,8 @@ pub struct Wanted {
     /// Which of the GPUs are described as they were when they could last be read. Their
     /// devices stay, and their taint keeps new claims off.
     pub unreadable: BTreeSet<PciAddress>,
+    /// What is wrong with them.
+    pub faults: Vec<Fault>,
 }
 
 impl Wanted {
@@ -37,6 +40,7 @@ impl Wanted {
             mig: MigPolicy::default(),
             sharing: BTreeMap::new(),
             unreadable: BTreeSet::new(),
+            faults: Vec::new(),
         }
     }
 

@@ -17,9 +17,11 @@ async fn serve(node: &TestNode, uid: &str) -> (Servers, Readiness) {
         plugins: node.path("p"),
         registry: node.path("r"),
         pod_uid: uid.to_owned(),
+        pool: NODE.to_owned(),
     };
+    let (_, wanted) = tokio::sync::watch::channel(None);
     let readiness = Readiness::default();
-    let servers = Servers::start(&settings, node.plugin(), readiness.clone())
+    let servers = Servers::start(&settings, node.plugin(), readiness.clone(), wanted)
         .await
         .unwrap();
     (servers, readiness)
@@ -54,7 +56,12 @@ async fn the_kubelet_registers_prepares_and_unprepares() {
     readiness.check().unwrap();
     assert_eq!(
         plugin.info.supported_versions,
-        ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+        [
+            "v1.DRAPlugin",
+            "v1beta1.DRAPlugin",
+            "v1.DRAResourceHealth",
+            "v1alpha1.DRAResourceHealth"
+        ]
     );
 
     let device = node.device(0, "1g10gb-6");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use node_plugin::claims::ClaimError;
 use node_plugin::claims::checkpoint::ClaimRef;
+use node_plugin::health::{Kind, Severity};
 use node_plugin::metrics::{
     Call, Cause, DeviceKind, Metrics, Operation, Outcome, Phase, Stopwatch, Usage,
 };
@@ -91,6 +92,8 @@ fn check(metrics: &BTreeMap<String, Described>) {
         ("phase", words(&names(Phase::ALL, Phase::as_str))),
         ("cause", words(&names(Cause::ALL, Cause::as_str))),
         ("call", words(&names(Call::ALL, Call::as_str))),
+        ("fault", words(&names(&Kind::ALL, Kind::name))),
+        ("severity", words(&names(&Severity::ALL, Severity::name))),
         ("version", words(&[env!("CARGO_PKG_VERSION")])),
     ]);
     for (name, metric) in metrics {
@@ -110,6 +113,11 @@ fn check(metrics: &BTreeMap<String, Described>) {
             if label == "gpu" {
                 let address = |value: &String| value.parse::<gpu::PciAddress>().is_ok();
                 assert!(seen.iter().all(address), "{name}: {seen:?}");
+                continue;
+            }
+            if label == "xid" {
+                let number = |value: &String| value.parse::<u64>().is_ok();
+                assert!(seen.iter().all(number), "{name}: {seen:?}");
                 continue;
             }
             let known = values.get(label.as_str());
@@ -183,6 +191,10 @@ fn everything() -> Metrics {
             metrics.call(*call, *outcome, Duration::from_millis(1));
         }
     }
+    metrics.health().faults(&[]);
+    metrics.health().xid(48);
+    metrics.health().changed(std::time::Instant::now());
+    metrics.health().published();
     metrics.usage(&Usage::default());
     metrics.placeable(&BTreeMap::from([("0000:65:00.0".to_owned(), 1)]));
     metrics
@@ -193,7 +205,7 @@ fn every_metric_has_a_name_a_help_a_unit_and_labels_from_a_list() {
     let metrics = parse(&everything().text());
     check(&metrics);
     let types = metrics.values().filter(|m| m.kind.is_empty()).count();
-    assert_eq!((metrics.len(), types), (14, 0));
+    assert_eq!((metrics.len(), types), (17, 0));
 }
 
 #[tokio::test]
@@ -265,7 +277,7 @@ fn documentation() -> String {
          `UPDATE_GOLDEN=1 cargo test -p node-plugin --test plugin documentation`. -->\n\n\
          `GET /metrics` on the pods' port `admin`, in the OpenMetrics text format. Every label's \
          values are listed here, so the number of series of a node does not grow with its claims; \
-         `gpu` is a PCI address.\n\n\
+         `gpu` is a PCI address, `xid` a number of NVIDIA's catalogue.\n\n\
          | Metric | Type | What | Labels |\n|---|---|---|---|\n",
     );
     for (name, metric) in parse(&everything().text()) {
@@ -287,6 +299,8 @@ fn documentation() -> String {
         ("phase", names(Phase::ALL, Phase::as_str)),
         ("cause", names(Cause::ALL, Cause::as_str)),
         ("call", names(Call::ALL, Call::as_str)),
+        ("fault", names(&Kind::ALL, Kind::name)),
+        ("severity", names(&Severity::ALL, Severity::name)),
     ] {
         let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
         writeln!(text, "| `{label}` | {} |", values.join(", ")).unwrap();

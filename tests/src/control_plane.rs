@@ -43,6 +43,7 @@ pub const FIELD_MANAGER: &str = "e2e";
 #[derive(Debug)]
 pub struct ControlPlane {
     access: Access,
+    etcd_port: u16,
     namespaces: AtomicU32,
     // The API server's folder holds the credentials; it is declared, and so dropped, before etcd.
     api_server: Supervised,
@@ -69,44 +70,73 @@ impl ControlPlane {
     /// # Errors
     /// If a binary is missing or a process does not get ready; the message holds the end of its log.
     pub fn start() -> Result<Self> {
+        Self::start_with("")
+    }
+
+    /// The same, with feature gates of the API server, as its flag `--feature-gates` takes them.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with(gates: &str) -> Result<Self> {
+        let gates = gates.to_owned();
         // A runtime must not block inside another, and the caller may be in one.
-        std::thread::spawn(|| {
+        std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .context("building a runtime to start the control plane in")?
-                .block_on(Self::start_processes())
+                .block_on(Self::start_processes(&gates))
         })
         .join()
         .map_err(|_| anyhow!("starting the control plane panicked"))?
     }
 
-    async fn start_processes() -> Result<Self> {
+    async fn start_processes(gates: &str) -> Result<Self> {
         let assets = assets()?;
         let etcd_port = process::free_port()?;
         let etcd = etcd(assets, etcd_port)?;
         let port = process::free_port()?;
-        let api_server = api_server(assets, port, etcd_port)?;
+        let api_server = api_server(assets, port, etcd_port, gates)?;
         let access = Access::new(port, api_server.folder())?;
         let plane = Self {
             access,
+            etcd_port,
             namespaces: AtomicU32::new(0),
             api_server,
             _etcd: etcd,
         };
-        tokio::time::timeout(READY_WITHIN, plane.ready())
+        plane
+            .ready_in_time()
+            .await
+            .with_context(|| format!("etcd's log ends with\n{}", plane._etcd.log_tail()))?;
+        plane.install_definitions().await?;
+        Ok(plane)
+    }
+
+    /// Ends the API server and starts another one in its place, with other feature gates: same data,
+    /// same port. Clients of the administrator go on; ServiceAccounts need new tokens, and the file of
+    /// [`Self::kubeconfig`] is a new one.
+    ///
+    /// # Errors
+    /// If it does not get ready.
+    pub async fn replace_api_server(&mut self, gates: &str) -> Result<()> {
+        self.api_server.end();
+        self.api_server = api_server(assets()?, self.access.port(), self.etcd_port, gates)?;
+        self.access = Access::new(self.access.port(), self.api_server.folder())?;
+        self.ready_in_time().await
+    }
+
+    async fn ready_in_time(&self) -> Result<()> {
+        tokio::time::timeout(READY_WITHIN, self.ready())
             .await
             .map_err(|_| anyhow!("not ready within {} s", READY_WITHIN.as_secs()))
             .flatten()
             .with_context(|| {
                 format!(
                     "kube-apiserver: its log ends with\n{}",
-                    plane.api_server.log_tail()
+                    self.api_server.log_tail()
                 )
             })
-            .with_context(|| format!("etcd's log ends with\n{}", plane._etcd.log_tail()))?;
-        plane.install_definitions().await?;
-        Ok(plane)
     }
 
     /// Waits until the API server says that it is ready; ends early if it has ended.
@@ -321,7 +351,7 @@ fn etcd(assets: &Path, port: u16) -> Result<Supervised> {
     })
 }
 
-fn api_server(assets: &Path, port: u16, etcd_port: u16) -> Result<Supervised> {
+fn api_server(assets: &Path, port: u16, etcd_port: u16, gates: &str) -> Result<Supervised> {
     Supervised::spawn("kube-apiserver", &assets.join("kube-apiserver"), |folder| {
         let tokens = access::write_tokens(folder)?;
         // The server makes this key pair for its own certificate before it reads it as the key of
@@ -343,6 +373,7 @@ fn api_server(assets: &Path, port: u16, etcd_port: u16) -> Result<Supervised> {
             // Nobody makes the namespaces' default ServiceAccounts here.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--allow-privileged=true".to_owned(),
+            format!("--feature-gates={gates}"),
         ])
     })
 }

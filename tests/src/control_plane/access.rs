@@ -46,6 +46,10 @@ impl Access {
         Ok(access)
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn kubeconfig_path(&self) -> &Path {
         &self.kubeconfig
     }

@@ -104,11 +104,18 @@ impl Supervised {
     }
 }
 
-impl Drop for Supervised {
-    fn drop(&mut self) {
-        // The end of its input is the watchdog's sign; waiting makes sure that the ports are free.
+impl Supervised {
+    /// Ends the program; its folder is gone then, and its ports are free.
+    pub(crate) fn end(&mut self) {
+        // The end of its input is the watchdog's sign.
         drop(self.watchdog.stdin.take());
         let _ = self.watchdog.wait();
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

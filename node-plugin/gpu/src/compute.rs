@@ -45,7 +45,8 @@ impl Gpus {
             .map_err(|failed| on(pci.to_string(), failed))
     }
 
-    /// The processes that compute on a GPU now, those in its MIG instances included.
+    /// The processes that compute on a GPU now, those in its MIG instances included. Of
+    /// the clients of an MPS server only the server is told.
     ///
     /// # Errors
     /// When NVML refuses.

@@ -100,7 +100,8 @@ impl Events {
     /// was none. Blocks this thread only: no other call of NVML waits for it.
     ///
     /// When a GPU is lost meanwhile, it is left out from then on (see [`Events::watched`])
-    /// and the others are waited for; the driver's XID 79 may or may not come before.
+    /// and the others are waited for. The driver's XID 79 may or may not come before, and an
+    /// event of another GPU at that very moment may be lost: read all GPUs' health then.
     ///
     /// # Errors
     /// When NVML does not wait, or a GPU is lost that it does not name. Pause before the next

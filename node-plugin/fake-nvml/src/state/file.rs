@@ -3,14 +3,16 @@
 //! In: a path. Out: the state now, changed under a lock, and a wait for the next change.
 //! Never: what the state means.
 
-use std::ffi::c_int;
+use std::ffi::{OsStr, OsString, c_int};
 use std::fs;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use nvml_wrapper_sys::bindings as sys;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
@@ -99,47 +101,70 @@ impl Store {
 
     /// A watch on the state, made before it is read, so that no change is missed.
     pub(crate) fn watch(&self) -> Watch {
-        let folder = match self {
-            Self::File { path, .. } => path.parent(),
+        let file = match self {
+            Self::File { path, .. } => path.parent().zip(path.file_name()),
             Self::Memory(_) => None,
         };
-        Watch(folder.and_then(|folder| {
+        Watch(file.and_then(|(folder, name)| {
             let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
             // Replaced by a rename; written in place by a test.
             let changes = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
             inotify::add_watch(&watch, folder, changes).ok()?;
-            Some(watch)
+            Some((watch, name.to_owned()))
         }))
     }
 }
 
-/// Waits for a change of the state's folder; without inotify, for a moment.
-pub(crate) struct Watch(Option<OwnedFd>);
+/// Waits for a change of the state file; without inotify, for a moment.
+pub(crate) struct Watch(Option<(OwnedFd, OsString)>);
 
-/// How long a wait is where there is no inotify, or what it says may not be all (as on a
-/// network file system).
+/// How long a wait is where there is no inotify.
 const MOMENT: Duration = Duration::from_millis(50);
+/// After which the reader looks without being told: not every file system tells.
 const LONGEST: Duration = Duration::from_secs(1);
+/// Changes come in bursts, of which the last is worth a look.
+const BURST: Duration = Duration::from_millis(10);
 
 impl Watch {
-    /// Waits until something has changed, at most so long; may end without a change.
+    /// Waits until the state has changed, at most so long; may end without a change.
     pub(crate) fn wait(&self, at_most: Duration) {
-        let Some(watch) = &self.0 else {
+        let Some((watch, name)) = &self.0 else {
             std::thread::sleep(at_most.min(MOMENT));
             return;
         };
-        let mut wanted = libc::pollfd {
-            fd: watch.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // A millisecond more: the rest of one must not become a busy loop.
-        let milliseconds = at_most.min(LONGEST).as_millis() as c_int + 1;
-        ready(&mut wanted, milliseconds);
-        // What has changed does not matter; the reader looks at the file.
-        let mut said = [0; 4096];
-        while rustix::io::read(watch, &mut said).is_ok_and(|length| length > 0) {}
+        let end = Instant::now() + at_most.min(LONGEST);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let mut wanted = libc::pollfd {
+                fd: watch.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // A millisecond more: the rest of one must not become a busy loop.
+            ready(&mut wanted, left.as_millis() as c_int + 1);
+            if says(watch, name) {
+                std::thread::sleep(BURST.min(left));
+                says(watch, name);
+                return;
+            }
+        }
     }
+}
+
+/// Whether what the watch has to say is about this file; then it is said.
+fn says(watch: &OwnedFd, name: &OsStr) -> bool {
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut changes = inotify::Reader::new(watch, &mut buffer);
+    let mut said = false;
+    while let Ok(change) = changes.next() {
+        said |= change
+            .file_name()
+            .is_some_and(|file| file.to_bytes() == name.as_bytes());
+    }
+    said
 }
 
 #[allow(unsafe_code)]

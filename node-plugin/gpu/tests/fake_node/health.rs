@@ -243,6 +243,21 @@ fn a_call_that_hangs_on_one_gpu_keeps_no_other_waiting() {
 }
 
 #[test]
+fn a_call_hangs_once_however_often_it_looks_at_its_gpu() {
+    let (node, gpus, pci) = h100();
+    gpus.create_instance(pci, 19, at(0, 1)).unwrap();
+    let hang = Duration::from_secs(2);
+    node.hardware()
+        .delay(Some("0"), "nvmlDeviceGetUUID", hang)
+        .unwrap();
+    // One such call, for one MIG device.
+    let start = Instant::now();
+    gpus.instances(pci).unwrap();
+    let took = start.elapsed();
+    assert!(took >= hang && took < 2 * hang, "{took:?}");
+}
+
+#[test]
 fn the_compute_mode_is_set_read_and_kept_over_sessions() {
     let (node, gpus, pci) = h100();
     let mode = || node.inventory().gpus[0].compute_mode;

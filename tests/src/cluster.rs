@@ -159,6 +159,14 @@ impl Cluster {
         arguments.extend(command);
         hack_cluster(&arguments).await
     }
+
+    /// Cuts a node's power and starts it again, as `hack/cluster reboot` says.
+    ///
+    /// # Errors
+    /// When it does not start; the message holds its own.
+    pub async fn reboot(&self, node: &str) -> anyhow::Result<()> {
+        hack_cluster(&["reboot", node]).await.map(drop)
+    }
 }
 
 async fn hack_cluster(arguments: &[&str]) -> anyhow::Result<String> {

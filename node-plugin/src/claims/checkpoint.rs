@@ -5,7 +5,7 @@
 //! file that hides the others.
 //!
 //! A file is a header line (`{"version":1,"sha256":"…"}`) and a JSON payload. The
-//! checksum covers the payload's raw bytes, so that a field added by a later release
+//! checksum covers the payload's raw bytes and, from version 2 on, the version, so that a field added by a later release
 //! can never turn an old file into a corrupt one, and unknown fields are skipped.
 //! Writing is: temporary file, fsync, rename; why no more, says [`super::files`].
 
@@ -141,9 +141,10 @@ impl Checkpoints {
             source,
         };
         let payload = serde_json::to_vec(record).map_err(|e| error(e.into()))?;
+        let version = version_of(record);
         let header = Header {
-            version: version_of(record),
-            sha256: digest(&payload),
+            version,
+            sha256: digest(version, &payload),
         };
         let mut bytes = serde_json::to_vec(&header).map_err(|e| error(e.into()))?;
         bytes.push(b'\n');
@@ -291,6 +292,9 @@ pub(super) fn read_file(path: &Path) -> Result<Option<Record>, CheckpointError> 
     let (header, payload) = (&bytes[..end], &bytes[end + 1..]);
     let header: Header =
         serde_json::from_slice(header).map_err(|e| corrupt(format!("bad header: {e}")))?;
+    if header.version == 0 || header.sha256 != digest(header.version, payload) {
+        return Err(corrupt("the checksum does not match".into()));
+    }
     if header.version > VERSION {
         let path = path.to_owned();
         return Err(CheckpointError::TooNew {
@@ -298,19 +302,21 @@ pub(super) fn read_file(path: &Path) -> Result<Option<Record>, CheckpointError> 
             version: header.version,
         });
     }
-    if header.sha256 != digest(payload) {
-        return Err(corrupt("the checksum does not match".into()));
-    }
     let record =
         serde_json::from_slice(payload).map_err(|e| corrupt(format!("bad record: {e}")))?;
     Ok(Some(record))
 }
 
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+/// The checksum of a payload. From version 2 on it covers the version, too, so that a
+/// damaged digit does not make a record one of a later release; later ones keep to that.
+fn digest(version: u32, payload: &[u8]) -> String {
+    let mut digest = Sha256::new();
+    if version > 1 {
+        digest.update(format!("{version}\n"));
+    }
+    digest.update(payload);
+    let digest = digest.finalize();
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -409,7 +415,7 @@ pub(super) mod tests {
         let write = |version: u32| {
             let mut bytes = serde_json::to_vec(&Header {
                 version,
-                sha256: digest(&payload),
+                sha256: digest(version, &payload),
             })
             .unwrap();
             bytes.push(b'\n');

@@ -93,6 +93,8 @@ struct State {
     changes: Option<OwnedFd>,
     /// That there is none was said.
     said: bool,
+    /// How often the whole folder was listed.
+    listed: u64,
 }
 
 impl Index {
@@ -148,6 +150,7 @@ impl Index {
     /// When the folder cannot be listed.
     pub(super) fn list_anew(&self) -> io::Result<()> {
         let mut state = self.look()?;
+        state.listed += 1;
         list(&self.folder, &mut state.files)
     }
 
@@ -163,6 +166,7 @@ impl Index {
             files,
             changes,
             said,
+            listed,
         } = &mut *state;
         if let Some(queue) = changes {
             if let Some(changed) = drain(queue) {
@@ -185,6 +189,7 @@ impl Index {
             Err(_) => {}
         }
         // After the watch began: what changes meanwhile is in the queue.
+        *listed += 1;
         if let Err(error) = list(&self.folder, files) {
             *changes = None;
             return Err(error);
@@ -409,6 +414,29 @@ mod tests {
         assert_eq!(of(&index.of_gpus(&there).unwrap().records), ["uid-1"]);
         let now = index.of_gpus(&BTreeSet::from([elsewhere])).unwrap();
         assert_eq!(of(&now.records), ["uid-2"]);
+    }
+
+    #[test]
+    fn among_hundreds_of_claims_a_look_reads_what_changed_and_lists_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = Index::new(folder.path().to_owned());
+        let store = Checkpoints::open(folder.path().to_owned()).unwrap();
+        for number in 0..300 {
+            store.write(&record(&format!("uid-{number}"))).unwrap();
+        }
+        let first = index.all().unwrap().records;
+        for number in 0..20 {
+            store.write(&record(&format!("uid-{number}"))).unwrap();
+            store.remove(&format!("uid-{number}")).unwrap();
+            index.of_gpus(&BTreeSet::new()).unwrap();
+        }
+        let now = index.all().unwrap().records;
+        assert_eq!((first.len(), now.len()), (300, 280));
+        let kept = now
+            .iter()
+            .filter(|r| first.iter().any(|f| Arc::ptr_eq(f, r)));
+        assert_eq!(kept.count(), 280);
+        assert_eq!(index.lock().listed, 1);
     }
 
     #[test]

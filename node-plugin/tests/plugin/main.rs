@@ -6,9 +6,13 @@
 
 mod chart;
 mod claims;
-mod crash;
+mod damage;
+mod disk;
+mod double;
 mod first_fit;
 mod golden;
+mod histories;
+mod killed;
 mod kubelet;
 mod limits;
 mod logs;
@@ -18,8 +22,10 @@ mod mig;
 mod node;
 mod order;
 mod probes;
+mod random;
 mod rights;
 mod server;
 mod shares;
 mod status;
 mod unlucky;
+mod waiting;

@@ -10,7 +10,7 @@ use node_plugin::claims::core::Step;
 use node_plugin::slices;
 use serde_json::{Value, json};
 
-use crate::crash::dies_at;
+use crate::node::dies_at;
 use crate::node::{NODE, TestNode, topologies};
 
 /// Where containers look, by the KEP.

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use fake_nvml::node::{self as fake, DeviceNodes};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use gpu::{Gpus, Inventory, Library, Roots};
+use gpu::{Gpus, Inventory, Library, PciAddress, Placement, Roots};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use node_plugin::claims::checkpoint::ClaimRef;
-use node_plugin::claims::core::StepHook;
+use node_plugin::claims::checkpoint::{Checkpoints, ClaimRef, Stage, Target};
+use node_plugin::claims::core::{Step, StepHook};
 use node_plugin::claims::hardware::{Hardware, NvmlGpus};
 use node_plugin::claims::{ClaimSource, Claims, Loaded, Settings, cdi, driver};
 use node_plugin::slices::MigPolicy;
@@ -75,6 +75,18 @@ pub(crate) struct MemoryClaims {
     claims: Mutex<BTreeMap<(String, String), ResourceClaim>>,
 }
 
+impl MemoryClaims {
+    pub(crate) fn put(&self, name: &str, object: ResourceClaim) {
+        let key = ("team".to_owned(), name.to_owned());
+        self.claims.lock().unwrap().insert(key, object);
+    }
+
+    pub(crate) fn delete(&self, name: &str) {
+        let key = ("team".to_owned(), name.to_owned());
+        self.claims.lock().unwrap().remove(&key);
+    }
+}
+
 impl ClaimSource for MemoryClaims {
     fn get<'a>(
         &'a self,
@@ -89,6 +101,12 @@ impl ClaimSource for MemoryClaims {
     }
 }
 
+/// Dies at a step, as far as a test can without a process of its own: nothing after it
+/// runs, locks are freed. `killed` does it in earnest.
+pub(crate) fn dies_at(step: Step) -> StepHook {
+    Arc::new(move |reached| assert!(reached != step, "the process dies here"))
+}
+
 /// A node that survives the plugin instances on it.
 pub(crate) struct TestNode {
     pub(crate) folder: TempDir,
@@ -99,14 +117,35 @@ pub(crate) struct TestNode {
 impl TestNode {
     /// A node with the GPUs of a topology.
     pub(crate) fn new(topology: &str) -> Self {
-        let folder = tempfile::Builder::new().prefix("np").tempdir().unwrap();
-        let library = library();
         let topology = repository()
             .join("tests/fixtures/topologies")
             .join(topology)
             .with_extension("yaml");
+        Self::of(&topology)
+    }
+
+    /// A node with so many H100s: fewer are quicker to read.
+    pub(crate) fn with_gpus(count: usize) -> Self {
+        let eight = repository().join("tests/fixtures/topologies/h100-80gb-8.yaml");
+        let mut left = count;
+        let text = std::fs::read_to_string(eight).unwrap();
+        let lines = text.lines().filter(|line| {
+            let is_gpu = line.trim_start().starts_with("- { pci:");
+            let kept = !is_gpu || left > 0;
+            left -= usize::from(is_gpu && kept);
+            kept
+        });
+        let lines: Vec<&str> = lines.collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), lines.join("\n")).unwrap();
+        Self::of(file.path())
+    }
+
+    fn of(topology: &Path) -> Self {
+        let folder = tempfile::Builder::new().prefix("np").tempdir().unwrap();
+        let library = library();
         let root = folder.path().join("driver");
-        fake::build(&topology, &root, library, Some(NODE), DeviceNodes::Files).unwrap();
+        fake::build(topology, &root, library, Some(NODE), DeviceNodes::Files).unwrap();
         let node = Self {
             folder,
             claims: Arc::default(),
@@ -141,13 +180,12 @@ impl TestNode {
 
     /// The same under a policy for MIG.
     pub(crate) fn hardware_under(&self, mig: MigPolicy) -> Arc<NvmlGpus> {
-        let root = self.path("driver");
-        let gpus = Gpus::open(&Library::InDriverRoot(root.clone())).unwrap();
-        let roots = Roots {
-            proc: root.join("proc"),
-            sys: root.join("sys"),
-        };
-        Arc::new(NvmlGpus::new(gpus, roots).under(mig))
+        hardware_at(self.folder.path(), mig)
+    }
+
+    /// What happens to the GPUs by itself.
+    pub(crate) fn control(&self) -> fake_nvml::control::Hardware {
+        fake_nvml::control::Hardware::of(&self.path("driver")).unwrap()
     }
 
     pub(crate) fn inventory(&self) -> Inventory {
@@ -164,18 +202,7 @@ impl TestNode {
     }
 
     pub(crate) fn settings(&self) -> Settings {
-        let root = self.path("driver");
-        Settings {
-            node: NODE.to_owned(),
-            folder: self.path("plugin"),
-            cdi: self.path("cdi"),
-            roots: driver::Roots {
-                host_driver: root.clone(),
-                dev: root.join("dev"),
-                proc: root.join("proc"),
-                driver: root,
-            },
-        }
+        settings_at(self.folder.path())
     }
 
     /// A new instance of the plugin's claims, as after a restart.
@@ -190,12 +217,7 @@ impl TestNode {
     }
 
     pub(crate) fn loaded(&self) -> Loaded {
-        let hardware = self.hardware();
-        let driver_version = hardware.inventory().unwrap().driver_version;
-        Loaded {
-            hardware,
-            driver_version,
-        }
+        loaded_at(self.folder.path())
     }
 
     /// Puts a claim there whose request `gpu` was given these devices.
@@ -233,8 +255,7 @@ impl TestNode {
     }
 
     fn put(&self, name: &str, uid: &str, object: ResourceClaim) -> ClaimRef {
-        let key = ("team".to_owned(), name.to_owned());
-        self.claims.claims.lock().unwrap().insert(key, object);
+        self.claims.put(name, object);
         ClaimRef {
             namespace: "team".to_owned(),
             name: name.to_owned(),
@@ -243,11 +264,90 @@ impl TestNode {
     }
 
     pub(crate) fn delete_claim(&self, name: &str) {
-        self.claims
-            .claims
-            .lock()
-            .unwrap()
-            .remove(&("team".to_owned(), name.to_owned()));
+        self.claims.delete(name);
+    }
+
+    /// A claim as the API server has it.
+    pub(crate) fn object(&self, name: &str) -> ResourceClaim {
+        let claims = self.claims.claims.lock().unwrap();
+        claims[&("team".to_owned(), name.to_owned())].clone()
+    }
+
+    /// The names in a folder, in order.
+    pub(crate) fn names(&self, folder: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(folder)).into_iter().flatten();
+        let mut names: Vec<String> = entries
+            .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Holds checkpoint, hardware, CDI files, metadata files and the API server's
+    /// allocations against each other: exactly these claims are prepared.
+    #[track_caller]
+    pub(crate) fn agrees(&self, claims: &[&ClaimRef]) {
+        let mut uids: Vec<&str> = claims.iter().map(|claim| claim.uid.as_str()).collect();
+        uids.sort_unstable();
+        let files = |prefix: &str, suffix: &str| -> Vec<String> {
+            let names = uids.iter().map(|uid| format!("{prefix}{uid}{suffix}"));
+            names.collect()
+        };
+        assert_eq!(self.names("plugin/claims"), files("", ".json"), "records");
+        let prefix = "gpu.ai.deckhouse.io-claim_";
+        assert_eq!(self.names("cdi"), files(prefix, ".json"), "CDI files");
+        let metadata = self.names("plugin/dra-device-metadata");
+        assert_eq!(metadata, files("", ""), "metadata files");
+
+        let records = Checkpoints::open(self.path("plugin/claims")).unwrap();
+        let records = records.all().unwrap();
+        assert!(records.unreadable.is_empty(), "{:?}", records.unreadable);
+        let mut recorded = Vec::new();
+        for record in &records.records {
+            assert_eq!(record.stage, Stage::PrepareCompleted);
+            let object = self.object(&record.claim.name);
+            let allocation = object.status.unwrap().allocation.unwrap().devices.unwrap();
+            let allocated = allocation.results.unwrap();
+            let allocated: Vec<&str> = allocated.iter().map(|r| r.device.as_str()).collect();
+            let devices = record.devices.iter();
+            assert_eq!(
+                devices.map(|d| d.device.as_str()).collect::<Vec<_>>(),
+                allocated
+            );
+            for device in &record.devices {
+                if let Target::Partition {
+                    pci,
+                    profile_id,
+                    placement,
+                    instance,
+                    ..
+                } = &device.target
+                {
+                    let ids = instance.clone().unwrap();
+                    recorded.push((
+                        *pci,
+                        *profile_id,
+                        *placement,
+                        ids.gpu_instance,
+                        vec![ids.uuid],
+                    ));
+                }
+            }
+        }
+        let inventory = self.inventory();
+        let mut existing = Vec::new();
+        for gpu in &inventory.gpus {
+            existing.extend(gpu.instances.iter().map(|i| {
+                let uuids = i.compute_instances.iter().map(|c| c.uuid.clone()).collect();
+                (gpu.pci, i.profile_id, i.placement, i.gpu_instance_id, uuids)
+            }));
+        }
+        let order = |of: &mut Vec<(PciAddress, u32, Placement, u32, Vec<String>)>| {
+            of.sort_by_key(|(pci, _, at, ..)| (*pci, at.start));
+        };
+        order(&mut recorded);
+        order(&mut existing);
+        assert_eq!(existing, recorded, "MIG instances");
     }
 
     /// A claim's CDI file.
@@ -284,6 +384,43 @@ impl TestNode {
         } else {
             format!("gpu-{pci}-mig-{partition}")
         }
+    }
+}
+
+/// The GPUs of the node in this folder.
+fn hardware_at(folder: &Path, mig: MigPolicy) -> Arc<NvmlGpus> {
+    let root = folder.join("driver");
+    let gpus = Gpus::open(&Library::InDriverRoot(root.clone())).unwrap();
+    let roots = Roots {
+        proc: root.join("proc"),
+        sys: root.join("sys"),
+    };
+    Arc::new(NvmlGpus::new(gpus, roots).under(mig))
+}
+
+/// The same as claims get them.
+pub(crate) fn loaded_at(folder: &Path) -> Loaded {
+    let hardware = hardware_at(folder, MigPolicy::Dynamic);
+    let driver_version = hardware.inventory().unwrap().driver_version;
+    Loaded {
+        hardware,
+        driver_version,
+    }
+}
+
+/// Where the claims of the node in this folder keep their state.
+pub(crate) fn settings_at(folder: &Path) -> Settings {
+    let root = folder.join("driver");
+    Settings {
+        node: NODE.to_owned(),
+        folder: folder.join("plugin"),
+        cdi: folder.join("cdi"),
+        roots: driver::Roots {
+            host_driver: root.clone(),
+            dev: root.join("dev"),
+            proc: root.join("proc"),
+            driver: root,
+        },
     }
 }
 

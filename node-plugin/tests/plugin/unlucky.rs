@@ -9,8 +9,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use node_plugin::claims::core::Step;
 use node_plugin::claims::{ClaimSource, Claims};
 
-use crate::crash::dies_at;
-use crate::node::{MemoryClaims, TestNode, repository};
+use crate::node::{MemoryClaims, TestNode, dies_at, repository};
 
 #[tokio::test]
 async fn a_claim_that_was_allocated_elsewhere_since_is_collected() {

@@ -26,12 +26,16 @@ const WARM_UP: u32 = 2;
 const IN_A_ROW: usize = 25;
 /// Calls at once that a driver gets in a round.
 const AT_ONCE: usize = 50;
-/// Claims that stay prepared in the second half.
-const STANDING: usize = 200;
+/// Claims that stay prepared while calls are measured, from part to part.
+const STANDING: [usize; 3] = [0, 200, 500];
+/// The most of them.
+const MOST_STANDING: usize = STANDING[STANDING.len() - 1];
+/// Claims that come and go.
+const WORKING: usize = 200;
 /// Devices that the peer simulates; it prepares any number of claims for one device.
 const PEER_DEVICES: u32 = 8;
 /// GPUs of ours: a standing claim and a claim at once have a device each.
-const GPUS: u32 = 256;
+const GPUS: u32 = 560;
 
 /// A driver with its claims and the samples taken of it.
 struct Side {
@@ -73,15 +77,15 @@ pub(crate) async fn measure(
     } else {
         partitions(&stage, &namespace, &sides[1], rounds).await?
     };
-    for standing in [0, STANDING] {
-        if standing > 0 {
-            tracing::info!(standing, "Preparing claims that stay.");
-            for side in &sides {
-                for claim in &side.standing {
-                    prepare(&side.driver, claim).await?;
-                }
+    let mut stay = 0;
+    for standing in STANDING {
+        tracing::info!(standing, "Preparing claims that stay.");
+        for side in &sides {
+            for claim in &side.standing[stay..standing] {
+                prepare(&side.driver, claim).await?;
             }
         }
+        stay = standing;
         tracing::info!(
             standing,
             rounds,
@@ -154,7 +158,7 @@ async fn ours(stage: &Stage<'_>, namespace: &str) -> Result<Side> {
         "{} devices are published",
         devices.len()
     );
-    let (standing, working) = devices.split_at(STANDING);
+    let (standing, working) = devices.split_at(MOST_STANDING);
     side(stage, namespace, driver, working, standing).await
 }
 
@@ -176,8 +180,8 @@ async fn side(
     standing: &[String],
 ) -> Result<Side> {
     let client = &stage.client;
-    let claims = allocation::create(client, namespace, &driver, working, STANDING).await?;
-    let standing = allocation::create(client, namespace, &driver, standing, STANDING).await?;
+    let claims = allocation::create(client, namespace, &driver, working, WORKING).await?;
+    let standing = allocation::create(client, namespace, &driver, standing, MOST_STANDING).await?;
     Ok(Side {
         driver,
         claims,

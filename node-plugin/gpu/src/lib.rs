@@ -23,6 +23,7 @@ mod library;
 mod mig_minors;
 mod profile;
 mod raw;
+mod root;
 mod sysfs;
 mod topology;
 
@@ -37,4 +38,5 @@ pub use inventory::{
 };
 pub use library::Library;
 pub use mig_minors::{MigMinors, MigMinorsError};
+pub use root::resolve;
 pub use topology::{NvLink, NvLinkRemote, Pcie};

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::{Error, resolve};
 
 /// Which NVML to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,8 +21,7 @@ pub enum Library {
 /// The file name under which NVML is loaded.
 const NVML: &str = "libnvidia-ml.so.1";
 
-/// `nvidia/current` is Debian's own folder: what lies above it are links through
-/// `/etc/alternatives`, which lead nowhere below another root.
+/// `nvidia/current` is Debian's own folder.
 const FOLDERS: [&str; 11] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -38,26 +37,25 @@ const FOLDERS: [&str; 11] = [
 ];
 
 impl Library {
-    /// The file to load.
+    /// The file to load: links are followed inside the driver root, also those that a
+    /// distribution leads through `/etc/alternatives`.
     ///
     /// # Errors
     /// [`Error::NoDriver`] with the places that were searched when there is none.
     pub fn locate(&self) -> Result<PathBuf, Error> {
-        let candidates: Vec<PathBuf> = match self {
-            Self::Path(path) => vec![path.clone()],
-            Self::InDriverRoot(root) => FOLDERS.iter().map(|folder| root.join(folder)).collect(),
+        let found = match self {
+            Self::Path(path) => path.is_file().then(|| path.clone()),
+            Self::InDriverRoot(root) => FOLDERS.iter().find_map(|folder| {
+                let file = resolve(root, &Path::new(folder).join(NVML))?;
+                Some(root.join(file)).filter(|path| path.is_file())
+            }),
         };
-        let file = |candidate: &PathBuf| match self {
-            Self::Path(_) => candidate.clone(),
-            Self::InDriverRoot(_) => candidate.join(NVML),
-        };
-        candidates
-            .iter()
-            .map(file)
-            .find(|path| Path::is_file(path))
-            .ok_or(Error::NoDriver {
-                searched: candidates,
-            })
+        found.ok_or_else(|| Error::NoDriver {
+            searched: match self {
+                Self::Path(path) => vec![path.clone()],
+                Self::InDriverRoot(root) => FOLDERS.iter().map(|f| root.join(f)).collect(),
+            },
+        })
     }
 }
 

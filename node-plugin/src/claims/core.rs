@@ -299,24 +299,38 @@ impl Core {
         })
     }
 
-    /// Reads each GPU that the claim names, once and as it is now.
+    /// Reads each GPU that the claim names, once and as it is now. One that does not
+    /// answer can still be looked at by an administrator, as it was when it did.
     pub(super) fn read_gpus<'a, D: 'a + NamesDevice>(
         &self,
         hardware: &dyn Hardware,
         devices: impl IntoIterator<Item = &'a D>,
     ) -> Result<ClaimedGpus, CoreError> {
         let mut gpus = BTreeMap::new();
-        for device in devices {
-            let device = device.device();
+        let mut silent: BTreeMap<PciAddress, HardwareError> = BTreeMap::new();
+        for named in devices {
+            let device = named.device();
             let pci = pci_of(device).ok_or_else(|| CoreError::UnknownDevice {
                 device: device.to_owned(),
             })?;
             if let std::collections::btree_map::Entry::Vacant(entry) = gpus.entry(pci) {
-                let gpu = hardware.gpu(pci).map_err(|source| CoreError::Hardware {
+                match hardware.gpu(pci) {
+                    Ok(gpu) => drop(entry.insert(gpu)),
+                    Err(error) => {
+                        let described = hardware.described();
+                        let last = described.gpus.iter().find(|gpu| gpu.pci == pci);
+                        last.map(|gpu| entry.insert(gpu.clone()));
+                        silent.insert(pci, error);
+                    }
+                }
+            }
+            if let Some(source) = silent.get(&pci)
+                && !(named.looks_on() && gpus.contains_key(&pci))
+            {
+                return Err(CoreError::Hardware {
                     device: device.to_owned(),
-                    source,
-                })?;
-                entry.insert(gpu);
+                    source: source.clone(),
+                });
             }
         }
         Ok(gpus)
@@ -382,17 +396,28 @@ impl Undone {
 pub(super) trait NamesDevice {
     /// The name.
     fn device(&self) -> &str;
+
+    /// Whether it is for an administrator, who looks on and uses nothing.
+    fn looks_on(&self) -> bool;
 }
 
 impl NamesDevice for Allocated {
     fn device(&self) -> &str {
         &self.device
     }
+
+    fn looks_on(&self) -> bool {
+        self.admin_access
+    }
 }
 
 impl NamesDevice for PreparedDevice {
     fn device(&self) -> &str {
         &self.device
+    }
+
+    fn looks_on(&self) -> bool {
+        self.admin_access
     }
 }
 

@@ -17,6 +17,13 @@ use super::checkpoint::{InstanceIds, Target};
 
 /// On the library path of CUDA images.
 const CONTAINER_LIBRARIES: &str = "/usr/local/nvidia/lib64";
+/// The names by which programs load CUDA and NVML: a driver installed without its
+/// development files, or before `ldconfig` ran, lacks some.
+const LOADED_AS: [(&str, &str); 3] = [
+    ("libcuda", "libcuda.so"),
+    ("libcuda", "libcuda.so.1"),
+    ("libnvidia-ml", "libnvidia-ml.so.1"),
+];
 /// On the executable path of CUDA images.
 const CONTAINER_BINARIES: &str = "/usr/local/nvidia/bin";
 
@@ -218,23 +225,37 @@ impl Driver {
         })
     }
 
-    /// The driver's libraries and tools, read-only in the container under
-    /// `/usr/local/nvidia`: every `*.so*` beside NVML that is, or points to, a file of
-    /// this driver version. A driver root without such files (fake-GPU mode) gives none.
+    /// The driver's files that a container gets, read-only. A driver root without them
+    /// (fake-GPU mode) gives none.
+    ///
+    /// - Under `/usr/local/nvidia/lib64`: every `*.so*` beside NVML that is, or points
+    ///   to, a file of this driver version, and the names by which programs load CUDA and
+    ///   NVML, whether the host has those links or not.
+    /// - `nvidia-smi` under `/usr/local/nvidia/bin`.
+    /// - The GSP firmware, where the kernel looks for it: up to Linux 5.9 the first process
+    ///   to open an idle GPU loads it, from its own mount namespace.
+    ///
+    /// Left out are the sockets of `nvidia-persistenced` and `nvidia-fabricmanager`: CUDA
+    /// needs neither, and a mount of a socket whose daemon has ended keeps a container
+    /// from restarting. So are the programs of MPS: whoever can run the control program can
+    /// lift the limits of the daemon's other clients.
     #[must_use]
     pub fn driver_files(&self, version: &str) -> Vec<DriverFile> {
         let mut files = self.libraries(version);
-        for folder in ["usr/bin", "bin", "usr/local/bin"] {
-            let path = self.roots.driver.join(folder).join("nvidia-smi");
-            if let Ok(real) = path.canonicalize() {
-                files.extend(self.to_host(&real).map(|host| DriverFile {
-                    container: Path::new(CONTAINER_BINARIES).join("nvidia-smi"),
-                    host,
-                }));
-                break;
-            }
-        }
+        let tool = ["usr/bin", "bin", "usr/local/bin"]
+            .iter()
+            .find_map(|folder| self.file(&Path::new(folder).join("nvidia-smi")));
+        files.extend(tool.map(|host| DriverFile {
+            container: Path::new(CONTAINER_BINARIES).join("nvidia-smi"),
+            host,
+        }));
         files
+    }
+
+    /// The host's path of a file below the driver root.
+    fn file(&self, below: &Path) -> Option<PathBuf> {
+        let real = gpu::resolve(&self.roots.driver, below)?;
+        Some(self.roots.host_driver.join(real))
     }
 
     fn libraries(&self, version: &str) -> Vec<DriverFile> {
@@ -268,186 +289,55 @@ impl Driver {
 
     fn list_libraries(&self, folder: &Path, version: &str) -> Vec<DriverFile> {
         let suffix = format!(".so.{version}");
-        let mut files: Vec<DriverFile> = fs::read_dir(folder)
+        let Ok(below) = folder.strip_prefix(&self.roots.driver) else {
+            return Vec::new();
+        };
+        let mut files: BTreeMap<PathBuf, PathBuf> = fs::read_dir(folder)
             .into_iter()
             .flatten()
             .flatten()
             .filter(|entry| entry.file_name().to_string_lossy().contains(".so"))
             .filter_map(|entry| {
-                let real = entry.path().canonicalize().ok()?;
-                let ours = real.file_name()?.to_string_lossy().ends_with(&suffix);
+                let host = self.file(&below.join(entry.file_name()))?;
+                let ours = host.file_name()?.to_string_lossy().ends_with(&suffix);
                 let container = Path::new(CONTAINER_LIBRARIES).join(entry.file_name());
-                ours.then_some(DriverFile {
-                    container,
-                    host: self.to_host(&real)?,
-                })
+                ours.then_some((container, host))
             })
             .collect();
-        files.sort_by(|a, b| a.container.cmp(&b.container));
+        for (library, name) in LOADED_AS {
+            let real = Path::new(CONTAINER_LIBRARIES).join(format!("{library}{suffix}"));
+            if let Some(host) = files.get(&real).cloned() {
+                let name = Path::new(CONTAINER_LIBRARIES).join(name);
+                files.entry(name).or_insert(host);
+            }
+        }
+        files.extend(self.firmware(version));
+        let files = files.into_iter();
         files
+            .map(|(container, host)| DriverFile { container, host })
+            .collect()
     }
 
-    /// The host's path of a file below the driver root; `None` for one outside it,
-    /// which the host may not have.
-    fn to_host(&self, real: &Path) -> Option<PathBuf> {
-        let root = self.roots.driver.canonicalize().ok()?;
-        Some(self.roots.host_driver.join(real.strip_prefix(root).ok()?))
+    fn firmware(&self, version: &str) -> Vec<(PathBuf, PathBuf)> {
+        let below = Path::new("lib/firmware/nvidia").join(version);
+        let Some(folder) = gpu::resolve(&self.roots.driver, &below) else {
+            return Vec::new();
+        };
+        let entries = fs::read_dir(self.roots.driver.join(folder));
+        let names = entries.into_iter().flatten().flatten();
+        names
+            .map(|entry| entry.file_name())
+            .filter(|name| {
+                let name = name.to_string_lossy();
+                name.starts_with("gsp") && name.ends_with(".bin")
+            })
+            .filter_map(|name| {
+                let host = self.file(&below.join(&name))?;
+                Some((Path::new("/").join(&below).join(name), host))
+            })
+            .collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use gpu::Placement;
-
-    fn root() -> (tempfile::TempDir, Driver) {
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path();
-        for sub in [
-            "dev/nvidia-caps",
-            "proc/driver/nvidia-caps",
-            "usr/lib64",
-            "usr/bin",
-        ] {
-            fs::create_dir_all(at.join(sub)).unwrap();
-        }
-        for node in [
-            "nvidia0",
-            "nvidiactl",
-            "nvidia-caps/nvidia-cap12",
-            "nvidia-caps/nvidia-cap13",
-        ] {
-            fs::write(at.join("dev").join(node), "").unwrap();
-        }
-        fs::write(
-            at.join("proc/driver/nvidia-caps/mig-minors"),
-            "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi11/access 102\n",
-        )
-        .unwrap();
-        let libraries = at.join("usr/lib64");
-        fs::write(libraries.join("libcuda.so.580.82.07"), "").unwrap();
-        std::os::unix::fs::symlink("libcuda.so.580.82.07", libraries.join("libcuda.so.1")).unwrap();
-        fs::write(libraries.join("libnvidia-ml.so.580.82.07"), "").unwrap();
-        std::os::unix::fs::symlink(
-            "libnvidia-ml.so.580.82.07",
-            libraries.join("libnvidia-ml.so.1"),
-        )
-        .unwrap();
-        fs::write(libraries.join("libcuda.so.550.1"), "").unwrap();
-        fs::write(libraries.join("libc.so.6"), "").unwrap();
-        fs::write(at.join("usr/bin/nvidia-smi"), "").unwrap();
-        let roots = Roots {
-            driver: at.to_owned(),
-            host_driver: "/run/nvidia/driver".into(),
-            dev: at.join("dev"),
-            proc: at.join("proc"),
-        };
-        (folder, Driver::new(roots))
-    }
-
-    #[test]
-    fn libraries_are_mounted_from_whichever_folder_nvml_is_loaded_from() {
-        let folder = tempfile::tempdir().unwrap();
-        let libraries = folder.path().join("usr/local/nvidia/lib64");
-        fs::create_dir_all(&libraries).unwrap();
-        for name in ["libnvidia-ml.so.1", "libcuda.so.580.82.07"] {
-            fs::write(libraries.join(name), "").unwrap();
-        }
-        let driver = Driver::new(Roots {
-            driver: folder.path().to_owned(),
-            host_driver: "/home/kubernetes/bin".into(),
-            dev: folder.path().join("dev"),
-            proc: folder.path().join("proc"),
-        });
-        assert_eq!(driver.driver_files("580.82.07").len(), 1);
-    }
-
-    fn partition(gpu_instance: u32) -> Target {
-        Target::Partition {
-            pci: "0000:65:00.0".parse().unwrap(),
-            uuid: "GPU-1".into(),
-            minor: 0,
-            profile: "1g.10gb".into(),
-            profile_id: 19,
-            placement: Placement { start: 6, size: 1 },
-            adopted: false,
-            instance: Some(InstanceIds {
-                gpu_instance,
-                compute_instance: 0,
-                uuid: "MIG-1".into(),
-            }),
-        }
-    }
-
-    #[test]
-    fn a_partition_gets_its_gpu_and_its_two_capabilities() {
-        let (_folder, driver) = root();
-        let nodes = driver.nodes_of(&partition(1)).unwrap();
-        let paths: Vec<_> = nodes
-            .iter()
-            .map(|n| n.container.to_str().unwrap())
-            .collect();
-        assert_eq!(
-            paths,
-            [
-                "/dev/nvidia0",
-                "/dev/nvidia-caps/nvidia-cap12",
-                "/dev/nvidia-caps/nvidia-cap13"
-            ]
-        );
-        let error = driver.nodes_of(&partition(2)).unwrap_err().to_string();
-        assert!(error.contains("gpu0/gi2/ci0/access"), "{error}");
-    }
-
-    #[test]
-    fn a_missing_node_is_an_error_that_a_later_call_does_not_remember() {
-        let (folder, driver) = root();
-        let whole = Target::Whole {
-            pci: "0000:66:00.0".parse().unwrap(),
-            uuid: "GPU-2".into(),
-            minor: 1,
-        };
-        assert!(matches!(
-            driver.nodes_of(&whole),
-            Err(DriverError::MissingNode(_))
-        ));
-        fs::write(folder.path().join("dev/nvidia1"), "").unwrap();
-        assert_eq!(driver.nodes_of(&whole).unwrap().len(), 1);
-    }
-
-    #[test]
-    fn only_libraries_of_this_driver_version_are_mounted_under_their_own_names() {
-        let (_folder, driver) = root();
-        let files = driver.driver_files("580.82.07");
-        let pairs: Vec<_> = files
-            .iter()
-            .map(|f| (f.container.to_str().unwrap(), f.host.to_str().unwrap()))
-            .collect();
-        let host = "/run/nvidia/driver/usr/lib64";
-        assert_eq!(
-            pairs,
-            [
-                (
-                    "/usr/local/nvidia/lib64/libcuda.so.1",
-                    format!("{host}/libcuda.so.580.82.07").as_str()
-                ),
-                (
-                    "/usr/local/nvidia/lib64/libcuda.so.580.82.07",
-                    format!("{host}/libcuda.so.580.82.07").as_str()
-                ),
-                (
-                    "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
-                    format!("{host}/libnvidia-ml.so.580.82.07").as_str()
-                ),
-                (
-                    "/usr/local/nvidia/lib64/libnvidia-ml.so.580.82.07",
-                    format!("{host}/libnvidia-ml.so.580.82.07").as_str()
-                ),
-                (
-                    "/usr/local/nvidia/bin/nvidia-smi",
-                    "/run/nvidia/driver/usr/bin/nvidia-smi"
-                ),
-            ]
-        );
-    }
-}
+mod tests;

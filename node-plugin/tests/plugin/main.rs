@@ -4,6 +4,7 @@
 // A test that cannot go on fails; only `#[test]` functions are exempt by themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod admin;
 mod chart;
 mod claims;
 mod damage;

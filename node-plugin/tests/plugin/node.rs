@@ -368,6 +368,16 @@ impl TestNode {
             .collect()
     }
 
+    /// The device name of a GPU, or of a partition of it.
+    pub(crate) fn device_of(&self, gpu: &gpu::Gpu, partition: &str) -> String {
+        let whole = format!("gpu-{}", gpu.pci.dns_label());
+        if partition.is_empty() {
+            whole
+        } else {
+            format!("{whole}-mig-{partition}")
+        }
+    }
+
     /// The device name of the `index`th GPU, or of a partition of it.
     pub(crate) fn device(&self, index: usize, partition: &str) -> String {
         let gpus = self.gpus.get_or_init(|| {

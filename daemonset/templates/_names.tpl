@@ -21,3 +21,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "node-plugin.driverRoot" -}}
 {{- if eq .Values.driverRoot "/" }}/host{{ else }}{{ .Values.driverRoot }}{{ end }}
 {{- end }}
+
+{{/* Whether MPS daemons may be started: a text that counts as true, or none. */}}
+{{- define "node-plugin.mps" -}}
+{{- if has .Values.sharing.mode (list "auto" "mps") }}yes{{ end }}
+{{- end }}

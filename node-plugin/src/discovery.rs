@@ -200,7 +200,10 @@ impl Discovery {
                     }
                     known = Some(statics.clone());
                     self.report(&inventory, &mut reported).await;
-                    let wanted = Wanted::new(inventory, statics).under(self.mig);
+                    let sharing = self.claims.sharing(&inventory);
+                    let wanted = Wanted::new(inventory, statics)
+                        .under(self.mig)
+                        .shared(sharing);
                     self.report_withheld(&wanted, &mut withheld).await;
                     let wanted = wanted.keeping(last.as_ref());
                     self.health

@@ -1,16 +1,32 @@
 //! The thin shell around the library: options, logging, signals.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
+use node_plugin::claims::sharing::launch;
 use node_plugin::logs;
 use node_plugin::options::Options;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(launch::COMMAND) {
+        return launch::main(arguments.next().as_deref());
+    }
+    match plugin() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn plugin() -> anyhow::Result<()> {
     let options = Options::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing::subscriber::set_global_default(logs::subscriber(filter, std::io::stdout))?;

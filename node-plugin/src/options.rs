@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::claims::sharing::Policy;
 use crate::health::Effect;
 use crate::slices::MigPolicy;
 
@@ -61,6 +62,22 @@ pub struct Options {
     /// administrator created is offered (static).
     #[arg(long, env = "MIG_MODE", value_enum, default_value_t)]
     pub mig_mode: MigPolicy,
+    /// How devices are shared: by MPS where it can run and else by time-slicing (auto), by
+    /// one of them only, or not at all.
+    #[arg(long, env = "SHARING", value_enum, default_value_t)]
+    pub sharing: Policy,
+    /// The folder of the MPS daemons' pipes and states, the same here and on the host; on a
+    /// tmpfs.
+    #[arg(long, env = "MPS_DIR", default_value = "/run/gpu.ai.deckhouse.io/mps")]
+    pub mps_dir: PathBuf,
+    /// The root of the host's cgroups: MPS daemons leave the pod's for one of their own, so
+    /// that they outlive the pod.
+    #[arg(long, env = "CGROUP_ROOT")]
+    pub cgroup_root: Option<PathBuf>,
+    /// The executable that MPS daemons are launched through: this one, unless a test runs the
+    /// plugin in another.
+    #[arg(long, hide = true)]
+    pub mps_launcher: Option<PathBuf>,
     /// The address of /livez, /readyz and /metrics.
     #[arg(long, env = "ADMIN_ADDRESS", default_value = "0.0.0.0:8080")]
     pub admin_address: SocketAddr,

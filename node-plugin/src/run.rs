@@ -15,16 +15,17 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::GetParams;
 use kube::{Api, Client};
 use rustix::fs::FlockOperation;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::claims::{ClaimSource, Claims, Collector, Loaded, driver};
+use crate::claims::sharing::What;
+use crate::claims::{ClaimSource, Claims, Collector, Loaded, driver, sharing};
 use crate::discovery::Discovery;
 use crate::events::NodeEvents;
 use crate::health::{Memory, Monitor};
 use crate::kubelet::Servers;
 use crate::liveness::Liveness;
-use crate::metrics::{Calls, Metrics};
+use crate::metrics::{Calls, DaemonEvent, Metrics};
 use crate::options::Options;
 use crate::readiness::{Part, Readiness};
 use crate::slices::Wanted;
@@ -40,6 +41,9 @@ const READ: Duration = Duration::from_secs(10);
 /// How long a write of the slices that has begun may take at the end.
 const PUBLISHED: Duration = Duration::from_secs(3);
 
+/// How many reports of daemons may wait to be told.
+const REPORTS: usize = 64;
+
 /// Runs until `stop`, then deregisters and ends.
 ///
 /// # Errors
@@ -52,6 +56,7 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
     let (loaded, loaded_receiver) = watch::channel::<Option<Loaded>>(None);
     let (wanted, wanted_receiver) = watch::channel::<Option<Arc<Wanted>>>(None);
 
+    let (reports, reported) = mpsc::channel(REPORTS);
     let folder = options.kubelet_plugins_dir.join(DRIVER);
     let settings = claims::Settings {
         node: options.node_name.clone(),
@@ -64,6 +69,15 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
             driver: options.driver_root.clone(),
             dev: options.dev_root,
             proc: options.proc_root.clone(),
+        },
+        sharing: sharing::Settings {
+            policy: options.sharing,
+            folder: options.mps_dir,
+            launcher: options
+                .mps_launcher
+                .unwrap_or_else(|| "/proc/self/exe".into()),
+            cgroups: options.cgroup_root,
+            reports: Some(reports),
         },
     };
     let source = Arc::new(ApiClaims {
@@ -144,6 +158,13 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         health,
         memory: Memory::new(&folder, claims.boot_id()),
     };
+    let daemons = tokio::spawn(daemons(
+        claims.clone(),
+        discovery.loaded.subscribe(),
+        interval,
+        stop.clone(),
+    ));
+    let reports = tokio::spawn(tell(reported, events.clone(), metrics.clone()));
     let discovery = tokio::spawn(discovery.run(stop.clone()));
     tokio::spawn(
         claims
@@ -179,6 +200,8 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         result = discovery => result.context("discovery ended"),
         result = monitor => result.context("the watch of the GPUs' health ended"),
         result = collector => result.context("the claim collector ended"),
+        result = daemons => result.context("the supervision of MPS daemons ended"),
+        result = reports => result.context("the reports of MPS daemons ended"),
         result = &mut publisher => result?.context("the publisher ended"),
     };
     let stopped = stop.is_cancelled();
@@ -223,6 +246,48 @@ async fn publisher_lock(path: PathBuf, readiness: &Readiness) -> anyhow::Result<
     let file = receiver.await?.with_context(cannot)?;
     tracing::info!("This instance publishes the slices from now on.");
     Ok(file)
+}
+
+/// Adopts the MPS daemons of an earlier instance as soon as the GPUs are there, and from
+/// then on looks after all of them: a daemon's end is noticed at once, what could not be
+/// done then is done here.
+async fn daemons(
+    claims: Claims,
+    mut loaded: watch::Receiver<Option<Loaded>>,
+    interval: Duration,
+    stop: CancellationToken,
+) {
+    tokio::select! {
+        () = stop.cancelled() => return,
+        loaded = loaded.wait_for(Option::is_some) => drop(loaded),
+    }
+    loop {
+        claims.converge_daemons().await;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+        }
+    }
+}
+
+/// Tells people what happened to MPS daemons.
+async fn tell(mut reports: mpsc::Receiver<sharing::Report>, events: NodeEvents, metrics: Metrics) {
+    while let Some(report) = reports.recv().await {
+        metrics.daemon(DaemonEvent::of(&report.what));
+        let device = report.device;
+        match &report.what {
+            What::Started | What::Stopped => {}
+            What::Died => {
+                let note = format!(
+                    "The MPS daemon of device {device} ended although claims use the device; \
+                     it is started again. CUDA processes that were connected to it have to be \
+                     restarted."
+                );
+                events.warn("MPSDaemonDied", "Supervise", &note).await;
+            }
+            What::Failed(reason) => events.warn("MPSDaemonFailed", "Supervise", reason).await,
+        }
+    }
 }
 
 async fn collect_garbage(

@@ -26,6 +26,7 @@ mod abi;
 mod call;
 pub mod control;
 mod mig;
+pub mod mps;
 pub mod node;
 mod session;
 mod state;

@@ -132,17 +132,41 @@ pub fn place_library(library: &Path, root: &Path) -> Result<(), NodeError> {
 /// # Errors
 /// When the tool is missing or the folder is not writable.
 pub fn place_tool(tool: &Path, root: &Path) -> Result<(), NodeError> {
-    let folder = root.join("bin");
-    fs::create_dir_all(&folder).map_err(|source| NodeError::Write {
-        path: folder.clone(),
+    place_program(tool, &root.join("bin"), "fake-nvml")
+}
+
+/// The built stand-in for the MPS control daemon, where cargo puts it for an executable of
+/// the same build.
+#[must_use]
+pub fn mps_control_beside_executable() -> Option<PathBuf> {
+    let folder = std::env::current_exe().ok()?.parent()?.to_owned();
+    ["fake-mps-control", "../fake-mps-control"]
+        .into_iter()
+        .map(|name| folder.join(name))
+        .find(|path| path.exists())
+}
+
+/// Puts the stand-in for the MPS control daemon ([`crate::mps`]) into `root` where a driver
+/// has the real one.
+///
+/// # Errors
+/// When it is missing or the folder is not writable.
+pub fn place_mps_control(program: &Path, root: &Path) -> Result<(), NodeError> {
+    place_program(program, &root.join("usr/bin"), "nvidia-cuda-mps-control")
+}
+
+/// Like the library, a program is replaced, not overwritten: it may be running.
+fn place_program(program: &Path, folder: &Path, name: &str) -> Result<(), NodeError> {
+    fs::create_dir_all(folder).map_err(|source| NodeError::Write {
+        path: folder.to_owned(),
         source,
     })?;
-    let temporary = folder.join(".fake-nvml.new");
-    fs::copy(tool, &temporary).map_err(|source| NodeError::Library {
-        path: tool.to_owned(),
+    let temporary = folder.join(format!(".{name}.new"));
+    fs::copy(program, &temporary).map_err(|source| NodeError::Library {
+        path: program.to_owned(),
         source,
     })?;
-    let path = folder.join("fake-nvml");
+    let path = folder.join(name);
     fs::rename(&temporary, &path).map_err(|source| NodeError::Write { path, source })
 }
 

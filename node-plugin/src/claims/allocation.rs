@@ -4,10 +4,14 @@
 //! devices in it, each with its base request. Never: another driver's results or
 //! configuration.
 
-use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceRequestAllocationResult, ResourceClaim,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::checkpoint::ClaimRef;
 use super::config;
+use super::sharing::amount;
 use crate::DRIVER;
 
 /// One device that the scheduler gave to the claim.
@@ -25,6 +29,10 @@ pub struct Allocated {
     pub share_id: Option<String>,
     /// Granted for administration.
     pub admin_access: bool,
+    /// Device memory that the scheduler granted of a shared device, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// Compute that the scheduler granted of a shared device, in percent.
+    pub cores_percent: Option<u32>,
 }
 
 /// A claim that cannot be prepared as it stands.
@@ -54,6 +62,20 @@ pub enum AllocationError {
         pool: String,
         /// This node's pool.
         node: String,
+    },
+    /// An amount of a shared device that is not one.
+    #[error(
+        "request {request}: the consumed capacity {capacity} of device {device} is {amount:?}, which is not a quantity that fits; delete the pod, so that its claim is allocated anew"
+    )]
+    Amount {
+        /// The request.
+        request: String,
+        /// The device.
+        device: String,
+        /// Which capacity.
+        capacity: String,
+        /// What the allocation says.
+        amount: String,
     },
     /// A configuration for this driver that it does not understand.
     #[error("{requests}: the opaque configuration of driver {DRIVER} ({source_of_config}) is not valid: {reason}; correct it in the claim, its template or its device class", source_of_config = .origin)]
@@ -118,7 +140,11 @@ pub fn read(
                     node: node.to_owned(),
                 });
             }
+            let consumed = |capacity: &str| consumed(result, &request, capacity);
             Ok(Allocated {
+                memory_bytes: consumed("memory")?,
+                cores_percent: consumed("cores")?
+                    .map(|cores| u32::try_from(cores).unwrap_or(u32::MAX)),
                 request,
                 subrequest,
                 pool: result.pool.clone(),
@@ -128,6 +154,33 @@ pub fn read(
             })
         })
         .collect()
+}
+
+/// What was granted of one capacity of a shared device, rounded as the scheduler did it.
+/// A server that does not keep amounts tells none.
+fn consumed(
+    result: &DeviceRequestAllocationResult,
+    request: &str,
+    capacity: &str,
+) -> Result<Option<u64>, AllocationError> {
+    let consumed = result.consumed_capacity.as_ref();
+    // A name without a domain is in the driver's own.
+    let amount = consumed.and_then(|consumed| {
+        let qualified = format!("{DRIVER}/{capacity}");
+        consumed.get(capacity).or_else(|| consumed.get(&qualified))
+    });
+    let Some(Quantity(amount)) = amount else {
+        return Ok(None);
+    };
+    match amount::parse(amount) {
+        Some(number) => Ok(Some(number)),
+        None => Err(AllocationError::Amount {
+            request: request.to_owned(),
+            device: result.device.clone(),
+            capacity: capacity.to_owned(),
+            amount: amount.clone(),
+        }),
+    }
 }
 
 /// What the pod calls the claim, where it was made from a template: the name in its
@@ -169,4 +222,21 @@ fn of_claim<'a>(
     status
         .and_then(|status| status.allocation.as_ref())
         .ok_or(AllocationError::NotAllocated)
+}
+
+#[cfg(test)]
+impl Allocated {
+    /// A whole GPU.
+    pub(crate) fn for_test() -> Self {
+        Self {
+            request: "gpu".into(),
+            subrequest: None,
+            pool: "node".into(),
+            device: "gpu-0000-65-00-0".into(),
+            share_id: None,
+            admin_access: false,
+            memory_bytes: None,
+            cores_percent: None,
+        }
+    }
 }

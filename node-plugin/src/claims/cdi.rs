@@ -17,14 +17,18 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{ClaimRef, PreparedDevice};
+use super::checkpoint::{ClaimRef, PreparedDevice, Target};
 use super::driver::{DeviceNode, DriverFile, NodeFiles};
 use super::files::{self, Flush};
+use super::sharing::{Places, Portion};
 use crate::DRIVER;
 
 /// The lowest version of the specification that has `hostPath` of device nodes; a
 /// higher one would shut out older runtimes for nothing.
 const VERSION: &str = "0.5.0";
+
+/// Where a CUDA process looks for its MPS daemon.
+const MPS_PIPE: &str = "/tmp/nvidia-mps";
 
 /// A CDI specification, as far as it is used here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,8 +100,8 @@ pub fn kind() -> String {
 
 /// The fully qualified CDI device of a claim's device.
 #[must_use]
-pub fn device_id(uid: &str, device: &str) -> String {
-    format!("{}={}", kind(), device_name(uid, device))
+pub fn device_id(uid: &str, device: &str, share: Option<&str>) -> String {
+    format!("{}={}", kind(), device_name(uid, device, share))
 }
 
 /// The fully qualified CDI device that mounts the metadata of a claim's request. The
@@ -111,8 +115,12 @@ fn metadata_name(uid: &str, request: &str) -> String {
     format!("{uid}-metadata-{request}")
 }
 
-fn device_name(uid: &str, device: &str) -> String {
-    format!("{uid}-{device}")
+/// Two shares of one device in a claim are two CDI devices.
+fn device_name(uid: &str, device: &str, share: Option<&str>) -> String {
+    match share {
+        Some(share) => format!("{uid}-{device}-{share}"),
+        None => format!("{uid}-{device}"),
+    }
 }
 
 /// The CDI folder.
@@ -241,7 +249,7 @@ pub fn spec(claim: &ClaimRef, devices: &[PreparedDevice], files: &NodeFiles) -> 
     let mut entries: Vec<Device> = Vec::new();
     for device in devices {
         // A device that two requests name (administrative access) is one CDI device.
-        let name = device_name(&claim.uid, &device.device);
+        let name = device_name(&claim.uid, &device.device, device.share_id.as_deref());
         let env = request_env(&claim.uid, &device.request, &by_request);
         if let Some(entry) = entries.iter_mut().find(|entry| entry.name == name) {
             entry.container_edits.env.push(env);
@@ -252,13 +260,22 @@ pub fn spec(claim: &ClaimRef, devices: &[PreparedDevice], files: &NodeFiles) -> 
             .get(&device.device)
             .map(Vec::as_slice)
             .unwrap_or_default();
+        let mut edits = Edits {
+            env: vec![env],
+            device_nodes: nodes.iter().map(node).collect(),
+            mounts: Vec::new(),
+        };
+        if let Some(portion) = portion(device) {
+            edits
+                .env
+                .push(share_env(&claim.uid, &device.request, devices));
+            if let Some(places) = files.mps.get(&device.device) {
+                mps(places, portion, &mut edits);
+            }
+        }
         entries.push(Device {
             name,
-            container_edits: Edits {
-                env: vec![env],
-                device_nodes: nodes.iter().map(node).collect(),
-                mounts: Vec::new(),
-            },
+            container_edits: edits,
         });
     }
 
@@ -289,11 +306,6 @@ pub fn spec(claim: &ClaimRef, devices: &[PreparedDevice], files: &NodeFiles) -> 
 /// `GPU_AI_DECKHOUSE_IO_CLAIM_<uid>_<REQUEST>=<device>[,<device>…]`: unambiguous in a
 /// container that uses several claims.
 fn request_env(uid: &str, request: &str, by_request: &BTreeMap<&str, Vec<&str>>) -> String {
-    let variable = |text: &str| -> String {
-        text.chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
-            .collect()
-    };
     let devices = by_request
         .get(request)
         .map(|names| names.join(","))
@@ -303,6 +315,67 @@ fn request_env(uid: &str, request: &str, by_request: &BTreeMap<&str, Vec<&str>>)
         "GPU_AI_DECKHOUSE_IO_CLAIM_{}_{request}={devices}",
         variable(uid)
     )
+}
+
+/// What was granted of a shared device.
+fn portion(device: &PreparedDevice) -> Option<Portion> {
+    match &device.target {
+        Target::Share {
+            memory_bytes,
+            cores_percent,
+            ..
+        } => Some(Portion {
+            memory_bytes: *memory_bytes,
+            cores_percent: *cores_percent,
+        }),
+        Target::Whole { .. } | Target::Partition { .. } => None,
+    }
+}
+
+/// `GPU_AI_DECKHOUSE_IO_SHARE_<uid>_<REQUEST>=<bytes>:<percent>[,…]`, in the order of
+/// the request's devices.
+fn share_env(uid: &str, request: &str, devices: &[PreparedDevice]) -> String {
+    let of_request = devices.iter().filter(|device| device.request == request);
+    let portions: Vec<String> = of_request
+        .filter_map(portion)
+        .map(|portion| format!("{}:{}", portion.memory_bytes, portion.cores_percent))
+        .collect();
+    let (uid, request) = (variable(uid), variable(request).to_ascii_uppercase());
+    let portions = portions.join(",");
+    format!("GPU_AI_DECKHOUSE_IO_SHARE_{uid}_{request}={portions}")
+}
+
+/// What makes a CUDA process a client of the device's daemon, with these limits. The
+/// daemon has one device, number 0. `CUDA_VISIBLE_DEVICES` stays unset: the daemon's
+/// device is the client's only one, whatever it is called.
+fn mps(places: &Places, portion: Portion, edits: &mut Edits) {
+    edits.env.extend([
+        format!("CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE}"),
+        format!(
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={}M",
+            portion.memory_mib()
+        ),
+        format!(
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={}",
+            portion.cores_percent
+        ),
+    ]);
+    for (host, container) in [(places.pipe(), MPS_PIPE), (places.shm(), "/dev/shm")] {
+        edits.mounts.push(Mount {
+            host_path: host.to_string_lossy().into_owned(),
+            container_path: container.to_owned(),
+            options: ["rw", "nosuid", "nodev", "bind"]
+                .map(str::to_owned)
+                .to_vec(),
+        });
+    }
+}
+
+/// Text as part of the name of an environment variable.
+fn variable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+        .collect()
 }
 
 fn node(node: &DeviceNode) -> Node {

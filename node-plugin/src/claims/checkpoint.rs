@@ -28,11 +28,13 @@ use crate::metrics::{Phase, phase};
 const VERSION: u32 = 2;
 
 /// The oldest format that holds a record, so that an earlier release can still read
-/// whatever has a meaning for it. Version 2 knows [`Stage::Unprepared`].
+/// whatever has a meaning for it. Version 2 knows [`Stage::Unprepared`] and
+/// [`Target::Share`].
 fn version_of(record: &Record) -> u32 {
+    let share = |device: &PreparedDevice| matches!(device.target, Target::Share { .. });
     match record.stage {
-        Stage::PrepareStarted | Stage::PrepareCompleted => 1,
-        Stage::Unprepared => 2,
+        Stage::PrepareStarted | Stage::PrepareCompleted if !record.devices.iter().any(share) => 1,
+        Stage::PrepareStarted | Stage::PrepareCompleted | Stage::Unprepared => 2,
     }
 }
 
@@ -437,7 +439,14 @@ pub(super) mod tests {
         let store = Checkpoints::open(folder.path().to_owned()).unwrap();
         let mut ended = record("uid-2");
         ended.stage = Stage::Unprepared;
-        for (record, version) in [(record("uid-1"), "1"), (ended, "2")] {
+        let mut shared = record("uid-3");
+        shared.devices[0].target = Target::Share {
+            of: Box::new(shared.devices[0].target.clone()),
+            memory_bytes: 1 << 30,
+            cores_percent: 25,
+            kind: crate::slices::SharingKind::Mps,
+        };
+        for (record, version) in [(record("uid-1"), "1"), (ended, "2"), (shared, "2")] {
             store.write(&record).unwrap();
             let text = fs::read_to_string(store.path(&record.claim.uid).unwrap()).unwrap();
             assert!(

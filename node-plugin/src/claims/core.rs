@@ -8,6 +8,11 @@
 //! `PrepareCompleted`. Any of them may be the last before a crash. What is recorded as
 //! started is undone before it is tried again; what is recorded as completed is put
 //! back where it is missing, with the same answer.
+//!
+//! A claim that shares a device by MPS is recorded and left there: its daemon is brought
+//! up by [`super::sharing::daemons`], which takes as long as it takes and holds no lock of
+//! a GPU, and only then is the claim finished. Likewise its record goes when its daemon
+//! has what the remaining claims need.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,17 +21,16 @@ use gpu::{Gpu, PciAddress};
 
 use super::allocation::Allocated;
 use super::cdi::{self, CdiFiles};
-use super::checkpoint::{
-    CheckpointError, Checkpoints, ClaimRef, PreparedDevice, Record, Stage, Target,
-};
+use super::checkpoint::{CheckpointError, Checkpoints, ClaimRef, PreparedDevice, Record, Stage};
 use super::driver::Driver;
 pub use super::error::CoreError;
 use super::hardware::{Hardware, HardwareError, NoHardware};
 use super::metadata::MetadataFiles;
+use super::sharing::{self, SharedDevice, limits, refuse_over_commit, refuse_several_daemons};
 use super::statics::Statics;
 use super::targets::{Others, holder_of, pci_of, plan, ready, refuse_overlap, release};
 use crate::metrics::{Phase, phase};
-use crate::slices::StaticInstance;
+use crate::slices::{SharingKind, StaticInstance};
 
 /// The GPUs that a claim names, as they were read behind their locks: nobody else changes
 /// them meanwhile, so they are read once for each call.
@@ -39,6 +43,8 @@ pub enum Step {
     Started,
     /// The hardware is ready.
     Acted,
+    /// The daemons of shared devices have what their claims need.
+    DaemonsReady,
     /// The CDI file is there.
     CdiWritten,
     /// `PrepareCompleted` is on the disk.
@@ -47,6 +53,8 @@ pub enum Step {
     CdiRemoved,
     /// Unprepare: the hardware is given back.
     Released,
+    /// Unprepare: the daemons of shared devices have what the other claims need.
+    DaemonsLeft,
     /// Unprepare: the record is gone.
     Forgotten,
 }
@@ -64,12 +72,37 @@ pub struct Core {
     pub metadata: MetadataFiles,
     /// The driver's files.
     pub driver: Driver,
+    /// How devices are shared.
+    pub sharing: sharing::Settings,
     /// The MIG instances that no claim made.
     pub(super) statics: Statics,
     /// This boot.
     pub boot_id: String,
     /// Called after each durable step.
     pub after: StepHook,
+}
+
+/// How far a prepare came.
+#[derive(Debug)]
+pub enum Prepared {
+    /// To its end.
+    Completed(Vec<PreparedDevice>),
+    /// To where daemons have to be brought up; [`Core::complete`] goes on.
+    Waiting(Box<Waiting>),
+    /// What is recorded has to be given back first, and some of it is shared.
+    GiveBackFirst,
+}
+
+/// A claim that is recorded and made ready, except for its daemons.
+#[derive(Debug)]
+pub struct Waiting {
+    record: Record,
+    /// What is on the disk.
+    before: Record,
+    /// The devices whose daemons it needs.
+    pub daemons: BTreeSet<SharedDevice>,
+    /// Whether it is undone when this fails; a claim that was prepared before stays.
+    pub fresh: bool,
 }
 
 impl Core {
@@ -85,7 +118,7 @@ impl Core {
         claim: &ClaimRef,
         pod_claim_name: Option<String>,
         wanted: &[Allocated],
-    ) -> Result<Vec<PreparedDevice>, CoreError> {
+    ) -> Result<Prepared, CoreError> {
         match self.checkpoints.read(&claim.uid) {
             Ok(Some(record))
                 if record.stage == Stage::PrepareCompleted && same(&record, wanted) =>
@@ -93,7 +126,10 @@ impl Core {
                 return self.restore(hardware, driver_version, record);
             }
             // Started, or ended, or allocated anew to other devices.
-            Ok(Some(record)) => self.undo(hardware, &record)?.all()?,
+            Ok(Some(record)) if limits::daemons_of(&record).is_empty() => {
+                self.undo(hardware, &record)?.all()?;
+            }
+            Ok(Some(_)) => return Ok(Prepared::GiveBackFirst),
             Ok(None) => {}
             Err(CheckpointError::Corrupt { .. }) => {
                 let record = self.rebuild(hardware, claim, pod_claim_name, wanted)?;
@@ -113,21 +149,25 @@ impl Core {
         };
         for device in wanted {
             let noted = |instance: &StaticInstance| self.statics.contains(instance);
-            let device = plan(&gpus, &others, claim, device, noted)?;
+            let kind_of = |gpu: &Gpu| self.kind_of(gpu);
+            let device = plan(&gpus, &others, claim, device, noted, kind_of)?;
             record.devices.push(device);
         }
         refuse_overlap(&others, &gpus, &record)?;
+        refuse_several_daemons(&record)?;
+        refuse_over_commit(&gpus, others.readable(), &record)?;
         tell_once(&mut record);
-        // What a crash could leave behind: an instance. A claim of whole devices alone
-        // has nothing to undo but its CDI file, which start-up removes for want of a
+        // What a crash could leave behind: an instance, a daemon. A claim of whole devices
+        // alone has nothing to undo but its CDI file, which start-up removes for want of a
         // record, and is spared the write.
-        if record.own_instances().next().is_some() {
+        let daemons = limits::daemons_of(&record);
+        if record.own_instances().next().is_some() || !daemons.is_empty() {
             self.checkpoints.write(&record)?;
             (self.after)(Step::Started);
         }
 
-        match self.act(hardware, driver_version, &gpus, &mut record) {
-            Ok(()) => Ok(record.devices),
+        match self.act(hardware, driver_version, &gpus, record.clone(), true) {
+            Ok(prepared) => Ok(prepared),
             Err(error) => {
                 if let Err(undo) = self.undo(hardware, &record).and_then(Undone::all) {
                     tracing::error!(error = %undo,
@@ -143,6 +183,9 @@ impl Core {
     /// else gets its place, and the next call of this destroys it. `wanted` is the claim's
     /// allocation, where that is known; it is used where the record is damaged.
     ///
+    /// Where a claim shares devices, its record stays, and the answer is the devices whose
+    /// daemons have to hear that it leaves; [`Self::forget`] is the end then.
+    ///
     /// # Errors
     /// When an instance is in use or the disk refuses; the record is then kept.
     pub fn unprepare(
@@ -150,24 +193,54 @@ impl Core {
         hardware: Option<&dyn Hardware>,
         claim: &ClaimRef,
         wanted: &[Allocated],
-    ) -> Result<(), CoreError> {
+    ) -> Result<BTreeSet<SharedDevice>, CoreError> {
         let hardware = hardware.unwrap_or(&NoHardware);
         let record = match self.checkpoints.read(&claim.uid) {
             Ok(Some(record)) => record,
-            Ok(None) => return self.remove_files(&claim.uid),
+            Ok(None) => {
+                self.remove_files(&claim.uid)?;
+                return Ok(BTreeSet::new());
+            }
             Err(CheckpointError::Corrupt { .. }) => {
                 return self.end_damaged(hardware, claim, wanted);
             }
             Err(error) => return Err(error.into()),
         };
-        match self.undo(hardware, &record)? {
+        let daemons = limits::daemons_of(&record);
+        let undone = if daemons.is_empty() {
+            self.undo(hardware, &record)?
+        } else {
+            self.release(hardware, &record)?
+        };
+        match undone {
             Undone::All => {}
             Undone::ButInstance { error, .. } => {
                 tracing::warn!(claim = %record.claim, %error,
                     "The claim ends though its MIG instance cannot be destroyed; that is done when the GPU is back.");
             }
         }
+        Ok(daemons)
+    }
+
+    /// The last part of an unprepare of a claim that shared devices: the record goes, unless
+    /// it keeps something in mind.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn forget(&self, uid: &str) -> Result<(), CoreError> {
+        let record = self.checkpoints.read(uid)?;
+        if record.is_some_and(|record| record.stage == Stage::Unprepared) {
+            return Ok(());
+        }
+        self.checkpoints.remove(uid)?;
+        (self.after)(Step::Forgotten);
         Ok(())
+    }
+
+    /// How a GPU would be shared that nobody shares yet.
+    pub(super) fn kind_of(&self, gpu: &Gpu) -> Option<SharingKind> {
+        let program = sharing::program(&self.driver.roots().driver).is_some();
+        sharing::decide(self.sharing.policy, gpu.compute_capability, program)
     }
 
     /// Puts back what a completed claim needs and that is gone: after a reboot its MIG
@@ -177,34 +250,34 @@ impl Core {
         hardware: &dyn Hardware,
         driver_version: &str,
         mut record: Record,
-    ) -> Result<Vec<PreparedDevice>, CoreError> {
+    ) -> Result<Prepared, CoreError> {
         let gpus = self.read_gpus(hardware, &record.devices)?;
         for device in &record.devices {
             let Some(gpu) = gpus.get(&device.target.pci()) else {
                 continue; // `read_gpus` has read every one.
             };
-            let (Target::Whole { uuid, .. } | Target::Partition { uuid, .. }) = &device.target;
-            if gpu.uuid != *uuid {
+            let uuid = device.target.gpu_uuid();
+            if gpu.uuid != uuid {
                 return Err(CoreError::Swapped {
                     device: device.device.clone(),
                     pci: gpu.pci,
                     found: gpu.uuid.clone(),
-                    expected: uuid.clone(),
+                    expected: uuid.to_owned(),
                 });
             }
         }
         if record.boot_id != self.boot_id {
             let others = self.others(&record.claim.uid, gpus.keys().copied().collect())?;
             refuse_overlap(&others, &gpus, &record)?;
+            refuse_over_commit(&gpus, others.readable(), &record)?;
             // Written ahead of the hardware, as in prepare: a record of an earlier boot
             // holds nothing, and a crash would leave an instance that nobody owns.
             record.boot_id.clone_from(&self.boot_id);
-            if record.own_instances().next().is_some() {
+            if record.own_instances().next().is_some() || !limits::daemons_of(&record).is_empty() {
                 self.checkpoints.write(&record)?;
             }
         }
-        self.act(hardware, driver_version, &gpus, &mut record)?;
-        Ok(record.devices)
+        self.act(hardware, driver_version, &gpus, record, false)
     }
 
     /// Puts back what a completed claim is missing, if it is still the same record.
@@ -218,7 +291,13 @@ impl Core {
         record: &Record,
     ) -> Result<(), CoreError> {
         match self.checkpoints.read(&record.claim.uid)? {
-            Some(now) if now == *record => self.restore(hardware, driver_version, now).map(|_| ()),
+            Some(now) if now == *record => match self.restore(hardware, driver_version, now)? {
+                // Its daemon is seen to by whoever sees to all of them.
+                Prepared::Waiting(waiting) => self
+                    .complete(hardware, driver_version, *waiting)
+                    .map(|_| ()),
+                Prepared::Completed(_) | Prepared::GiveBackFirst => Ok(()),
+            },
             _ => Ok(()),
         }
     }
@@ -229,30 +308,73 @@ impl Core {
         hardware: &dyn Hardware,
         driver_version: &str,
         gpus: &ClaimedGpus,
-        record: &mut Record,
-    ) -> Result<(), CoreError> {
-        let before = record.clone();
+        mut record: Record,
+        fresh: bool,
+    ) -> Result<Prepared, CoreError> {
+        let mut before = record.clone();
         for device in &mut record.devices {
             ready(hardware, gpus, device)?;
         }
         (self.after)(Step::Acted);
+        let daemons = limits::daemons_of(&record);
+        if !daemons.is_empty() && record != before {
+            // A partition may have another UUID than before a reboot, and its daemon is
+            // started from what is on the disk.
+            self.checkpoints.write(&record)?;
+            before = record.clone();
+        }
+        let waiting = Waiting {
+            record,
+            before,
+            daemons,
+            fresh,
+        };
+        if !waiting.daemons.is_empty() {
+            return Ok(Prepared::Waiting(Box::new(waiting)));
+        }
+        self.complete(hardware, driver_version, waiting)
+            .map(Prepared::Completed)
+    }
 
+    /// The rest of a prepare, once the daemons are there; the claim's lock is enough.
+    ///
+    /// # Errors
+    /// When a file cannot be written; the claim is then given back or prepared again.
+    pub fn complete(
+        &self,
+        hardware: &dyn Hardware,
+        driver_version: &str,
+        waiting: Waiting,
+    ) -> Result<Vec<PreparedDevice>, CoreError> {
+        let Waiting {
+            mut record, before, ..
+        } = waiting;
         phase(Phase::Cdi, || {
-            self.write_files(record, &hardware.described(), driver_version)
+            self.write_files(&record, &hardware.described(), driver_version)
         })?;
         (self.after)(Step::CdiWritten);
 
         record.boot_id.clone_from(&self.boot_id);
         record.stage = Stage::PrepareCompleted;
-        if *record != before {
-            self.checkpoints.write(record)?;
+        if record != before {
+            self.checkpoints.write(&record)?;
         }
         (self.after)(Step::Completed);
-        Ok(())
+        Ok(record.devices)
     }
 
     /// Gives everything back that a record names: CDI file, instances, the record.
     fn undo(&self, hardware: &dyn Hardware, record: &Record) -> Result<Undone, CoreError> {
+        let undone = self.release(hardware, record)?;
+        if let Undone::All = undone {
+            self.checkpoints.remove(&record.claim.uid)?;
+            (self.after)(Step::Forgotten);
+        }
+        Ok(undone)
+    }
+
+    /// Gives back what a record names, and keeps the record.
+    fn release(&self, hardware: &dyn Hardware, record: &Record) -> Result<Undone, CoreError> {
         self.remove_files(&record.claim.uid)?;
         (self.after)(Step::CdiRemoved);
         let gpus: BTreeSet<PciAddress> = record.own_instances().map(|i| i.pci).collect();
@@ -277,8 +399,6 @@ impl Core {
             }
         }
         (self.after)(Step::Released);
-        self.checkpoints.remove(&record.claim.uid)?;
-        (self.after)(Step::Forgotten);
         Ok(Undone::All)
     }
 

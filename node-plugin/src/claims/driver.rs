@@ -14,6 +14,7 @@ use std::time::SystemTime;
 use gpu::{MigMinors, MigMinorsError};
 
 use super::checkpoint::{InstanceIds, Target};
+use super::sharing::Places;
 
 /// On the library path of CUDA images.
 const CONTAINER_LIBRARIES: &str = "/usr/local/nvidia/lib64";
@@ -65,6 +66,8 @@ pub struct NodeFiles {
     pub driver: Vec<DriverFile>,
     /// What the containers are told about their devices.
     pub metadata: Vec<MetadataMount>,
+    /// The folders of the MPS daemons of shared devices, by device name.
+    pub mps: BTreeMap<String, Places>,
 }
 
 /// Files that a container would need and that are not there.
@@ -147,6 +150,12 @@ impl Driver {
         }
     }
 
+    /// Where the driver's files lie.
+    #[must_use]
+    pub fn roots(&self) -> &Roots {
+        &self.roots
+    }
+
     /// The folder that holds NVML: the driver's other libraries lie beside it.
     fn library_folder(&self) -> Option<PathBuf> {
         let nvml = gpu::Library::InDriverRoot(self.roots.driver.clone()).locate();
@@ -174,6 +183,7 @@ impl Driver {
     pub fn nodes_of(&self, target: &Target) -> Result<Vec<DeviceNode>, DriverError> {
         match target {
             Target::Whole { minor, .. } => Ok(vec![self.node(&format!("nvidia{minor}"))?]),
+            Target::Share { of, .. } => self.nodes_of(of),
             Target::Partition {
                 minor, instance, ..
             } => {

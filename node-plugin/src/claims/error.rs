@@ -12,6 +12,8 @@ use super::allocation::AllocationError;
 use super::checkpoint::{CheckpointError, ClaimRef};
 use super::driver::DriverError;
 use super::hardware::HardwareError;
+use super::sharing::daemons::SharingError;
+use super::sharing::limits::OverCommitted;
 
 /// A claim that could not be prepared or unprepared.
 #[derive(Debug, thiserror::Error)]
@@ -191,6 +193,30 @@ pub enum CoreError {
         /// The GPU.
         pci: PciAddress,
     },
+    /// Sharing is switched off, or impossible under the policy.
+    #[error(
+        "device {device} cannot be shared on this node: the plugin runs with --sharing=off, or with --sharing=mps where MPS cannot run; delete the pod, so that its claim is allocated anew"
+    )]
+    NotShared {
+        /// The device.
+        device: String,
+    },
+    /// More is granted than there is.
+    #[error("{0}")]
+    OverCommitted(Box<OverCommitted>),
+    /// A container can reach one MPS daemon.
+    #[error(
+        "request {request} has shares of several devices, {device} among them: a container reaches the MPS daemon of one device only; ask for one share, or for whole devices or partitions"
+    )]
+    SeveralDaemons {
+        /// The request.
+        request: String,
+        /// One of the devices.
+        device: String,
+    },
+    /// The daemon that keeps shares apart is not there.
+    #[error(transparent)]
+    Sharing(#[from] Box<SharingError>),
     /// The GPU refused.
     #[error("device {device}: {source}")]
     Hardware {

@@ -8,6 +8,7 @@
 use gpu::{Inventory, Placement};
 
 use super::record::{PreparedDevice, Target};
+use crate::slices::SharingKind;
 use crate::slices::names::{self, Named, Shared};
 
 /// The facts of one device.
@@ -19,7 +20,7 @@ pub struct Facts {
     pub uuid: Option<String>,
     /// The UUID of the GPU that a partition is on.
     pub parent_uuid: Option<String>,
-    /// The device's memory in bytes, measured by NVML: MIG profile names round it up.
+    /// The device's memory in bytes, or that of the share: measured by NVML: MIG profile names round it up.
     pub memory_bytes: Option<u64>,
     /// A partition's streaming multiprocessors.
     pub multiprocessors: Option<u32>,
@@ -27,6 +28,10 @@ pub struct Facts {
     pub profile: Option<String>,
     /// Where a partition sits.
     pub placement: Option<Placement>,
+    /// Of a share: its compute, in percent of the device. Its memory is the share's too.
+    pub cores_percent: Option<u32>,
+    /// Of a share: how the device's claims are kept apart.
+    pub sharing: Option<SharingKind>,
 }
 
 impl Facts {
@@ -60,6 +65,18 @@ impl Facts {
                 facts.uuid = Some(uuid.clone());
             }
             Target::Whole { .. } => {}
+            Target::Share {
+                memory_bytes,
+                cores_percent,
+                kind,
+                ..
+            } => {
+                facts.uuid = device.target.device_uuid().map(str::to_owned);
+                facts.parent_uuid = Some(device.target.gpu_uuid().to_owned());
+                facts.memory_bytes = Some(*memory_bytes);
+                facts.cores_percent = Some(*cores_percent);
+                facts.sharing = Some(*kind);
+            }
         }
         facts
     }

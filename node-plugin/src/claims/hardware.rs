@@ -303,7 +303,15 @@ impl Hardware for NvmlGpus {
     }
 
     fn set_compute_mode(&self, pci: PciAddress, mode: ComputeMode) -> Result<(), HardwareError> {
-        self.gpus.set_compute_mode(pci, mode).map_err(failed)
+        self.gpus.set_compute_mode(pci, mode).map_err(failed)?;
+        // What is remembered of the GPU is of before, and the next to ask puts back what it
+        // finds.
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let gpus = known.as_mut().map(|known| &mut Arc::make_mut(known).gpus);
+        for gpu in gpus.into_iter().flatten().filter(|gpu| gpu.pci == pci) {
+            gpu.compute_mode = mode;
+        }
+        Ok(())
     }
 
     fn processes(&self, pci: PciAddress) -> Result<Vec<Process>, HardwareError> {

@@ -8,11 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpu::Inventory;
 
 use super::cdi;
-use super::checkpoint::Record;
+use super::checkpoint::{Record, Target};
 use super::core::{Core, CoreError};
 use super::driver::{DriverFile, MetadataMount, NodeFiles};
 use super::metadata;
+use super::sharing::SharedDevice;
 use crate::metrics::{Phase, phase};
+use crate::slices::SharingKind;
 
 impl Core {
     /// Writes what is missing or says something else.
@@ -97,6 +99,7 @@ impl Core {
             of_device: BTreeMap::new(),
             driver: self.driver.driver_files(driver_version),
             metadata: Vec::new(),
+            mps: BTreeMap::new(),
         };
         for device in &record.devices {
             let nodes = self
@@ -104,6 +107,15 @@ impl Core {
                 .nodes_of(&device.target)
                 .map_err(missing(&device.device))?;
             files.of_device.insert(device.device.clone(), nodes);
+            if let Target::Share {
+                of,
+                kind: SharingKind::Mps,
+                ..
+            } = &device.target
+            {
+                let places = self.sharing.places(SharedDevice::shared_out(of));
+                files.mps.insert(device.device.clone(), places);
+            }
         }
         Ok(files)
     }

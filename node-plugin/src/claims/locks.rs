@@ -70,6 +70,15 @@ impl Locks {
         self.acquire(format!("gpu-{}.lock", pci.dns_label())).await
     }
 
+    /// Waits for the turn to change a shared device's daemon. Whoever also takes a claim's
+    /// lock takes that first; nobody waits for a turn who holds a GPU's.
+    ///
+    /// # Errors
+    /// When the lock file cannot be opened or locked.
+    pub(super) async fn daemon(&self, device: &str) -> io::Result<Held> {
+        self.acquire(format!("daemon-{device}.lock")).await
+    }
+
     /// The mutex comes first, so that only another process can make a thread wait.
     async fn acquire(&self, name: String) -> io::Result<Held> {
         let path = self.folder.join(&name);

@@ -174,6 +174,12 @@ fn attributes(inventory: &Inventory, device: &PreparedDevice) -> BTreeMap<String
     add("uuid", facts.uuid.map(string));
     add("memoryBytes", facts.memory_bytes.and_then(int));
     add("multiprocessors", facts.multiprocessors.and_then(int));
+    add("coresPercent", facts.cores_percent.and_then(int));
+    // How it is kept apart, which may not be how new shares would be.
+    add(
+        "sharing",
+        facts.sharing.map(|kind| string(kind.as_str().to_owned())),
+    );
     add("shareID", device.share_id.clone().map(string));
     if device.admin_access {
         let yes = DeviceAttribute {

@@ -4,8 +4,9 @@
 //! prepared devices. Never: lose a claim that was prepared, or give the same hardware
 //! to two. Only this module touches the disk and the hardware.
 //!
-//! Order of locks: the claim's, then its GPUs' in ascending order; there is none for
-//! the node, so a slow partition delays nobody else. The blocking part runs in a task
+//! Order of locks: the claim's, then its GPUs' in ascending order; the turn of a shared
+//! device's daemon after the claim's, with no GPU's held. There is none for the node, so
+//! a slow partition or daemon delays nobody else. The blocking part runs in a task
 //! of its own: a kubelet that gives up after 45 s and asks again finds the first
 //! attempt holding the locks, never half done and abandoned.
 
@@ -28,6 +29,8 @@ mod rebuild;
 mod reconcile;
 pub mod record;
 mod salvage;
+mod shares;
+pub mod sharing;
 mod statics;
 pub mod status;
 mod targets;
@@ -48,9 +51,10 @@ use tracing::Instrument;
 
 use self::allocation::Allocated;
 use self::checkpoint::{CheckpointError, ClaimRef, PreparedDevice, Record, Target};
-use self::core::{Core, CoreError, StepHook};
+use self::core::{Core, CoreError, Prepared, StepHook};
 use self::hardware::Hardware;
 use self::locks::{Held, Locks};
+use self::sharing::daemons::Daemons;
 use self::status::Statuses;
 use crate::metrics::{DeviceKind, Metrics, Operation, Phase, Stopwatch};
 use crate::slices::StaticInstance;
@@ -104,6 +108,8 @@ pub struct Settings {
     pub cdi: PathBuf,
     /// The roots of the driver's files.
     pub roots: driver::Roots,
+    /// How devices are shared.
+    pub sharing: sharing::Settings,
 }
 
 /// This node's claims. Cloning is cheap and shares everything.
@@ -111,6 +117,7 @@ pub struct Settings {
 pub struct Claims {
     core: Arc<Core>,
     locks: Arc<Locks>,
+    daemons: Daemons,
     source: Arc<dyn ClaimSource>,
     loaded: watch::Receiver<Option<Loaded>>,
     node: String,
@@ -150,20 +157,27 @@ impl Claims {
             move |source| OpenError::Folder { path, source }
         };
         let locks = settings.folder.join("locks");
+        let locks = Arc::new(Locks::open(locks.clone()).map_err(folder(&locks))?);
+        let core = Arc::new(Core {
+            checkpoints: checkpoint::Checkpoints::open(settings.folder.join("claims"))?,
+            cdi: cdi::CdiFiles::open(settings.cdi.clone()).map_err(folder(&settings.cdi))?,
+            metadata: metadata::MetadataFiles::new(settings.folder.join("dra-device-metadata")),
+            driver: driver::Driver::new(settings.roots),
+            sharing: settings.sharing.clone(),
+            statics: statics::Statics::new(settings.folder.join("statics.json"), boot_id.clone()),
+            boot_id,
+            after,
+        });
+        let daemons = Daemons::new(
+            settings.sharing,
+            core.clone(),
+            locks.clone(),
+            loaded.clone(),
+        );
         Ok(Self {
-            locks: Arc::new(Locks::open(locks.clone()).map_err(folder(&locks))?),
-            core: Arc::new(Core {
-                checkpoints: checkpoint::Checkpoints::open(settings.folder.join("claims"))?,
-                cdi: cdi::CdiFiles::open(settings.cdi.clone()).map_err(folder(&settings.cdi))?,
-                metadata: metadata::MetadataFiles::new(settings.folder.join("dra-device-metadata")),
-                driver: driver::Driver::new(settings.roots),
-                statics: statics::Statics::new(
-                    settings.folder.join("statics.json"),
-                    boot_id.clone(),
-                ),
-                boot_id,
-                after,
-            }),
+            core,
+            locks,
+            daemons,
             source,
             loaded,
             node: settings.node,
@@ -271,23 +285,31 @@ impl Claims {
                 source: hardware::unavailable(),
             }),
         })?;
-        let locked = self.lock(claim, wanted.gpus());
-        let held = watch.wait(Phase::Lock, locked).await?;
-        let (core, watch) = (self.core.clone(), watch.clone());
-        let (named, wanted) = (claim.clone(), wanted.clone());
         let (hardware, observed) = (loaded.hardware.clone(), wanted.status.clone());
-        let devices = blocking(claim.clone(), held, move || {
-            watch.run(|| {
-                core.prepare(
-                    &*loaded.hardware,
-                    &loaded.driver_version,
-                    &named,
-                    wanted.pod_claim_name,
-                    &wanted.devices,
-                )
-            })
-        })
-        .await?;
+        let devices = loop {
+            let locked = self.lock(claim, wanted.gpus());
+            let mut held = watch.wait(Phase::Lock, locked).await?;
+            let (core, watched) = (self.core.clone(), watch.clone());
+            let (named, wanted, with) = (claim.clone(), wanted.clone(), loaded.clone());
+            let prepared = blocking(claim, &mut held, move || {
+                watched.run(|| {
+                    core.prepare(
+                        &*with.hardware,
+                        &with.driver_version,
+                        &named,
+                        wanted.pod_claim_name,
+                        &wanted.devices,
+                    )
+                })
+            });
+            match prepared.await? {
+                Prepared::Completed(devices) => break devices,
+                Prepared::Waiting(waiting) => {
+                    break self.share(claim, held, *waiting, loaded, watch).await?;
+                }
+                Prepared::GiveBackFirst => self.give_back(claim.clone(), held, None).await?,
+            }
+        };
         let described = hardware.described();
         self.statuses.put(status::Report::new(
             claim,
@@ -347,7 +369,7 @@ impl Claims {
         let core = self.core.clone();
         let loaded = self.loaded.borrow().clone();
         let named = claim.clone();
-        let result = blocking(claim, held, move || {
+        let released = blocking(&claim, &mut held, move || {
             let hardware = loaded.as_ref().map(|l| &*l.hardware);
             let Some(watch) = watch else {
                 return core.unprepare(hardware, &named, &wanted);
@@ -357,8 +379,12 @@ impl Claims {
                 watch.saw(DeviceKind::of(&device.target));
             }
             watch.run(|| core.unprepare(hardware, &named, &wanted))
-        })
-        .await;
+        });
+        let result = match released.await {
+            Ok(daemons) if daemons.is_empty() => Ok(()),
+            Ok(daemons) => self.leave(&claim, held, daemons).await,
+            Err(error) => Err(error),
+        };
         self.ended.send_modify(|ended| *ended += 1);
         result
     }
@@ -474,24 +500,29 @@ impl Claims {
     }
 }
 
-/// Runs the steps of a claim on a blocking thread, with its locks.
+/// Runs steps of a claim on a blocking thread, which holds its locks meanwhile.
 async fn blocking<T: Send + 'static>(
-    claim: ClaimRef,
-    held: Vec<Held>,
+    claim: &ClaimRef,
+    held: &mut Vec<Held>,
     work: impl FnOnce() -> Result<T, CoreError> + Send + 'static,
 ) -> Result<T, ClaimError> {
-    let span = tracing::Span::current();
-    let result = tokio::task::spawn_blocking(move || {
-        let result = span.in_scope(work);
-        drop(held);
-        result
-    });
+    let (span, with) = (tracing::Span::current(), std::mem::take(held));
+    let result = tokio::task::spawn_blocking(move || (span.in_scope(work), with));
     match result.await {
-        Ok(result) => result.map_err(|source| ClaimError::Core {
-            claim,
-            source: Box::new(source),
+        Ok((result, with)) => {
+            *held = with;
+            result.map_err(|source| failed(claim, source))
+        }
+        Err(_) => Err(ClaimError::Died {
+            claim: claim.clone(),
         }),
-        Err(_) => Err(ClaimError::Died { claim }),
+    }
+}
+
+fn failed(claim: &ClaimRef, source: CoreError) -> ClaimError {
+    ClaimError::Core {
+        claim: claim.clone(),
+        source: Box::new(source),
     }
 }
 
@@ -528,7 +559,7 @@ impl Record {
                     profile_id,
                     placement,
                 }),
-                Target::Partition { .. } | Target::Whole { .. } => None,
+                Target::Partition { .. } | Target::Whole { .. } | Target::Share { .. } => None,
             })
     }
 }

@@ -7,13 +7,14 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use gpu::{Inventory, PciAddress};
+use gpu::{Gpu, Inventory, PciAddress};
 
 use super::allocation::Allocated;
 use super::checkpoint::{CheckpointError, ClaimRef, Record, Stage};
 use super::core::{Core, CoreError, tell_once};
 use super::hardware::Hardware;
 use super::salvage::{Salvaged, SalvagedDevice, salvage};
+use super::sharing::{SharedDevice, refuse_over_commit};
 use super::targets::{self, pci_of, refuse_overlap};
 use crate::slices::StaticInstance;
 use crate::slices::names::{self, Named};
@@ -91,13 +92,15 @@ impl Core {
             stage: Stage::PrepareCompleted,
             devices: Vec::with_capacity(wanted.len()),
         };
+        let others = self.others(&claim.uid, gpus.keys().copied().collect())?;
         for wanted in wanted {
             let adopted = |instance: &StaticInstance| self.was_adopted(&salvaged, wanted, instance);
-            let device = targets::replan(&gpus, claim, wanted, adopted)?;
+            let kind_of = |gpu: &Gpu| self.kind_of(gpu);
+            let device = targets::replan(&gpus, claim, wanted, adopted, &others, kind_of)?;
             record.devices.push(device);
         }
-        let others = self.others(&claim.uid, gpus.keys().copied().collect())?;
         refuse_overlap(&others, &gpus, &record)?;
+        refuse_over_commit(&gpus, others.readable(), &record)?;
         tell_once(&mut record);
         self.replace_damaged(&record)?;
         Ok(record)
@@ -113,7 +116,7 @@ impl Core {
         hardware: &dyn Hardware,
         claim: &ClaimRef,
         wanted: &[Allocated],
-    ) -> Result<(), CoreError> {
+    ) -> Result<BTreeSet<SharedDevice>, CoreError> {
         let salvaged = self.salvaged(&claim.uid);
         let mut devices: Vec<Allocated> = wanted.to_vec();
         for device in &salvaged.devices {
@@ -124,8 +127,8 @@ impl Core {
                 });
             }
         }
-        // A whole device has nothing that could be left.
-        devices.retain(|device| device.device.contains("-mig-"));
+        // A whole device has nothing that could be left; of a shared one, a daemon.
+        devices.retain(|d| d.device.contains("-mig-") || d.device.ends_with("-shared"));
         let mut record = Record {
             claim: claim.clone(),
             pod_claim_name: None,
@@ -134,18 +137,24 @@ impl Core {
             devices: Vec::new(),
         };
         let gpus = self.read_gpus(hardware, &devices)?;
+        let others = self.others(&claim.uid, gpus.keys().copied().collect())?;
         for wanted in &devices {
             let adopted = |instance: &StaticInstance| self.was_adopted(&salvaged, wanted, instance);
-            match targets::replan(&gpus, claim, wanted, adopted) {
+            let kind_of = |gpu: &Gpu| self.kind_of(gpu);
+            match targets::replan(&gpus, claim, wanted, adopted, &others, kind_of) {
                 Ok(device) => record.devices.push(device),
-                Err(CoreError::UnknownDevice { .. }) => {} // A name that is damaged itself.
+                Err(
+                    CoreError::UnknownDevice { .. } // A name that is damaged itself.
+                    | CoreError::NotShared { .. }
+                    | CoreError::NotOurs { .. },
+                ) => {}
                 Err(error) => return Err(error),
             }
         }
         if record.devices.is_empty() {
             self.remove_files(&claim.uid)?;
             self.checkpoints.move_aside(&claim.uid)?;
-            return Ok(());
+            return Ok(BTreeSet::new());
         }
         self.replace_damaged(&record)?;
         self.unprepare(Some(hardware), claim, &[])

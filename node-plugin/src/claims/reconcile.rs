@@ -100,7 +100,7 @@ impl Claims {
             Stage::PrepareCompleted if record.boot_id != self.core.boot_id => Ok(()),
             Stage::PrepareCompleted => {
                 let Some(loaded) = loaded else { return Ok(()) };
-                let held = self.lock(&record.claim, BTreeSet::new()).await?;
+                let mut held = self.lock(&record.claim, BTreeSet::new()).await?;
                 let described = loaded.hardware.described();
                 self.statuses.put(status::Report::new(
                     &record.claim,
@@ -108,8 +108,9 @@ impl Claims {
                     &described,
                     None,
                 ));
-                let (core, record) = (self.core.clone(), record.clone());
-                super::blocking(record.claim.clone(), held, move || {
+                let (core, claim) = (self.core.clone(), record.claim.clone());
+                let record = record.clone();
+                super::blocking(&claim, &mut held, move || {
                     // Containers restart in a living sandbox without another prepare,
                     // and need the file.
                     core.restore_if_known(&*loaded.hardware, &loaded.driver_version, &record)

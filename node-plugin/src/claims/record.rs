@@ -6,6 +6,9 @@
 use gpu::{PciAddress, Placement};
 use serde::{Deserialize, Serialize};
 
+use super::sharing::SharedDevice;
+use crate::slices::SharingKind;
+
 /// A claim by name and identity.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClaimRef {
@@ -96,6 +99,17 @@ pub enum Target {
         /// Its ids, known once it exists.
         instance: Option<InstanceIds>,
     },
+    /// A portion of a device that several claims use at once.
+    Share {
+        /// The device: a whole GPU, or an administrator's partition.
+        of: Box<Target>,
+        /// Device memory that was granted, in bytes.
+        memory_bytes: u64,
+        /// Compute that was granted, in percent of the device.
+        cores_percent: u32,
+        /// How the claims are kept apart.
+        kind: SharingKind,
+    },
 }
 
 impl Target {
@@ -104,16 +118,52 @@ impl Target {
     pub fn pci(&self) -> PciAddress {
         match self {
             Self::Whole { pci, .. } | Self::Partition { pci, .. } => *pci,
+            Self::Share { of, .. } => of.pci(),
         }
     }
 
-    /// Whether the two would use the same hardware.
+    /// What it is all or a share of.
+    #[must_use]
+    pub fn device(&self) -> &Self {
+        match self {
+            Self::Share { of, .. } => of,
+            alone => alone,
+        }
+    }
+
+    /// The UUID of the GPU it is on, as it was when the claim was prepared.
+    #[must_use]
+    pub fn gpu_uuid(&self) -> &str {
+        match self {
+            Self::Whole { uuid, .. } | Self::Partition { uuid, .. } => uuid,
+            Self::Share { of, .. } => of.gpu_uuid(),
+        }
+    }
+
+    /// The UUID under which CUDA knows the device; `None` for a partition that has no
+    /// instance yet.
+    #[must_use]
+    pub fn device_uuid(&self) -> Option<&str> {
+        match self {
+            Self::Whole { uuid, .. } => Some(uuid),
+            Self::Partition { instance, .. } => instance.as_ref().map(|ids| ids.uuid.as_str()),
+            Self::Share { of, .. } => of.device_uuid(),
+        }
+    }
+
+    /// Whether the two would use the same hardware and cannot share it.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         if self.pci() != other.pci() {
             return false;
         }
         match (self, other) {
+            // Shares of one device exist side by side; a share and what overlaps its
+            // device do not.
+            (Self::Share { of: a, .. }, Self::Share { of: b, .. }) => {
+                SharedDevice::shared_out(a) != SharedDevice::shared_out(b) && a.overlaps(b)
+            }
+            (Self::Share { of, .. }, other) | (other, Self::Share { of, .. }) => of.overlaps(other),
             (Self::Partition { placement: a, .. }, Self::Partition { placement: b, .. }) => {
                 a.overlaps(*b)
             }
@@ -162,4 +212,92 @@ pub struct Record {
     pub stage: Stage,
     /// Its devices.
     pub devices: Vec<PreparedDevice>,
+}
+
+#[cfg(test)]
+impl PreparedDevice {
+    /// A whole GPU.
+    pub(crate) fn for_test() -> Self {
+        Self {
+            request: "gpu".into(),
+            subrequest: None,
+            pool: "node".into(),
+            device: "gpu-0000-65-00-0".into(),
+            share_id: None,
+            admin_access: false,
+            target: Target::Whole {
+                pci: "0000:65:00.0".parse().unwrap(),
+                uuid: "GPU-1".into(),
+                minor: 0,
+            },
+            cdi_device_ids: vec![],
+        }
+    }
+}
+
+#[cfg(test)]
+impl Record {
+    /// A claim without devices.
+    pub(crate) fn for_test() -> Self {
+        Self {
+            claim: ClaimRef {
+                namespace: "ns".into(),
+                name: "claim".into(),
+                uid: "uid".into(),
+            },
+            pod_claim_name: None,
+            boot_id: "boot".into(),
+            stage: Stage::PrepareStarted,
+            devices: vec![],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole() -> Target {
+        PreparedDevice::for_test().target
+    }
+
+    fn partition(start: u32) -> Target {
+        Target::Partition {
+            pci: "0000:65:00.0".parse().unwrap(),
+            uuid: "GPU-1".into(),
+            minor: 0,
+            profile: "3g.40gb".into(),
+            profile_id: 9,
+            placement: Placement { start, size: 4 },
+            adopted: true,
+            instance: None,
+        }
+    }
+
+    fn share(of: Target) -> Target {
+        Target::Share {
+            of: Box::new(of),
+            memory_bytes: 1,
+            cores_percent: 1,
+            kind: SharingKind::Mps,
+        }
+    }
+
+    #[test]
+    fn shares_of_one_device_do_not_overlap_and_overlap_all_that_their_device_does() {
+        for (a, b, overlap) in [
+            (share(whole()), share(whole()), false),
+            (share(partition(0)), share(partition(0)), false),
+            (share(partition(0)), share(partition(4)), false),
+            (share(whole()), whole(), true),
+            (share(whole()), partition(4), true),
+            (share(whole()), share(partition(4)), true),
+            (share(partition(0)), partition(0), true),
+            (share(partition(0)), whole(), true),
+            (share(partition(0)), partition(4), false),
+        ] {
+            assert_eq!(a.overlaps(&b), overlap, "{a:?} {b:?}");
+            assert_eq!(b.overlaps(&a), overlap, "{b:?} {a:?}");
+        }
+    }
 }

@@ -16,8 +16,9 @@ use super::checkpoint::{ClaimRef, InstanceIds, PreparedDevice, Record, Target};
 use super::core::CoreError;
 use super::hardware::{Hardware, HardwareError};
 use super::rebuild::{Doubtful, partition_of};
-use crate::slices::StaticInstance;
-use crate::slices::names::{self, Named};
+use super::sharing::grant;
+use crate::slices::names::{self, Named, Shared};
+use crate::slices::{SharingKind, StaticInstance};
 
 /// What others have on a claim's GPUs.
 #[derive(Debug, Default)]
@@ -28,18 +29,30 @@ pub(super) struct Others {
     pub(super) doubtful: Vec<Doubtful>,
 }
 
+impl Others {
+    /// The claims of this boot.
+    pub(super) fn readable(&self) -> impl Iterator<Item = &Record> + Clone {
+        self.records.iter().map(|record| &**record)
+    }
+}
+
 /// What a device will be, before anything is touched. `noted` tells the instances that an
-/// administrator is known to have made.
+/// administrator is known to have made, `kind_of` how a GPU would be shared.
 pub(super) fn plan(
     gpus: &BTreeMap<PciAddress, Gpu>,
     others: &Others,
     claim: &ClaimRef,
     wanted: &Allocated,
     noted: impl Fn(&StaticInstance) -> bool,
+    kind_of: impl Fn(&Gpu) -> Option<SharingKind>,
 ) -> Result<PreparedDevice, CoreError> {
-    let (gpu, mut target) = target(gpus, wanted)?;
+    let (gpu, mut target, shared) = target(gpus, wanted)?;
     if let Target::Partition { adopted, .. } = &mut target {
         *adopted |= wanted.admin_access;
+    }
+    // Administrative access has no portion: it looks at all of the device.
+    if shared && !wanted.admin_access {
+        target = grant(gpu, others.readable(), wanted, target, kind_of(gpu))?;
     }
     let unheld = !wanted.admin_access && holder_of(&others.records, &target).is_none();
     if unheld && let Some(instance) = adopted_instance(&target) {
@@ -54,8 +67,8 @@ pub(super) fn plan(
     }
     // An instance in the way that another claim holds is that claim's to report.
     if unheld && refuse_doubtful(others, gpus, &wanted.device, &target).is_ok() {
-        let blocking = gpu.instances.iter().find(|i| match &target {
-            Target::Whole { .. } => true,
+        let blocking = gpu.instances.iter().find(|i| match target.device() {
+            Target::Whole { .. } | Target::Share { .. } => true,
             Target::Partition {
                 profile_id,
                 placement,
@@ -83,9 +96,13 @@ pub(super) fn replan(
     claim: &ClaimRef,
     wanted: &Allocated,
     was_adopted: impl Fn(&StaticInstance) -> bool,
+    others: &Others,
+    kind_of: impl Fn(&Gpu) -> Option<SharingKind>,
 ) -> Result<PreparedDevice, CoreError> {
-    let (_, mut target) = target(gpus, wanted)?;
-    if let Some(instance) = adopted_instance(&target)
+    let (gpu, mut target, shared) = target(gpus, wanted)?;
+    if shared && !wanted.admin_access {
+        target = grant(gpu, others.readable(), wanted, target, kind_of(gpu))?;
+    } else if let Some(instance) = adopted_instance(&target)
         && let Target::Partition { adopted, .. } = &mut target
     {
         *adopted = was_adopted(&instance);
@@ -93,12 +110,13 @@ pub(super) fn replan(
     Ok(prepared(claim, wanted, target))
 }
 
-/// The hardware that an allocated device stands for. A partition counts as adopted where
-/// its instance exists: whoever made it, it was not this claim.
+/// The hardware that an allocated device stands for, and whether a share of it was
+/// allocated. A partition counts as adopted where its instance exists: whoever made it, it
+/// was not this claim.
 fn target<'a>(
     gpus: &'a BTreeMap<PciAddress, Gpu>,
     wanted: &Allocated,
-) -> Result<(&'a Gpu, Target), CoreError> {
+) -> Result<(&'a Gpu, Target, bool), CoreError> {
     let unknown = || CoreError::UnknownDevice {
         device: wanted.device.clone(),
     };
@@ -106,32 +124,38 @@ fn target<'a>(
         .and_then(|pci| gpus.get(&pci))
         .ok_or_else(unknown)?;
     let named = names::resolve(std::slice::from_ref(gpu), &wanted.device).ok_or_else(unknown)?;
-    let target = match named {
-        Named::Share(_) => return Err(unknown()),
-        Named::Whole(gpu) => Target::Whole {
-            pci: gpu.pci,
-            uuid: gpu.uuid.clone(),
-            minor: gpu.minor,
-        },
-        Named::Partition(gpu, profile, placement) => Target::Partition {
-            pci: gpu.pci,
-            uuid: gpu.uuid.clone(),
-            minor: gpu.minor,
-            profile: profile.name.clone(),
-            profile_id: profile.id,
-            placement,
-            adopted: gpu
-                .instances
-                .iter()
-                .any(|i| i.profile_id == profile.id && i.placement == placement),
-            instance: None,
-        },
+    let (alone, shared) = match named {
+        Named::Whole(gpu) => (Shared::Whole(gpu), false),
+        Named::Partition(gpu, profile, at) => (Shared::Partition(gpu, profile, at), false),
+        Named::Share(of) => (of, true),
     };
-    Ok((gpu, target))
+    let target = match alone {
+        Shared::Whole(gpu) => Target::Whole {
+            pci: gpu.pci,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+        },
+        Shared::Partition(gpu, profile, placement) => {
+            let mut instances = gpu.instances.iter();
+            let there = instances.find(|i| i.profile_id == profile.id && i.placement == placement);
+            Target::Partition {
+                pci: gpu.pci,
+                uuid: gpu.uuid.clone(),
+                minor: gpu.minor,
+                profile: profile.name.clone(),
+                profile_id: profile.id,
+                placement,
+                adopted: there.is_some(),
+                // A share's daemon needs the UUID before the hardware is made ready.
+                instance: there.filter(|_| shared).and_then(ids),
+            }
+        }
+    };
+    Ok((gpu, target, shared))
 }
 
 fn adopted_instance(target: &Target) -> Option<StaticInstance> {
-    match target {
+    match target.device() {
         Target::Partition {
             pci,
             profile_id,
@@ -143,7 +167,7 @@ fn adopted_instance(target: &Target) -> Option<StaticInstance> {
             profile_id: *profile_id,
             placement: *placement,
         }),
-        Target::Partition { .. } | Target::Whole { .. } => None,
+        Target::Partition { .. } | Target::Whole { .. } | Target::Share { .. } => None,
     }
 }
 
@@ -156,7 +180,11 @@ fn prepared(claim: &ClaimRef, wanted: &Allocated, target: Target) -> PreparedDev
         share_id: wanted.share_id.clone(),
         admin_access: wanted.admin_access,
         target,
-        cdi_device_ids: vec![cdi::device_id(&claim.uid, &wanted.device)],
+        cdi_device_ids: vec![cdi::device_id(
+            &claim.uid,
+            &wanted.device,
+            wanted.share_id.as_deref(),
+        )],
     }
 }
 
@@ -223,7 +251,7 @@ fn may_overlap(gpus: &BTreeMap<PciAddress, Gpu>, name: &str, target: &Target) ->
     let named = gpus
         .get(&pci)
         .and_then(|gpu| names::resolve(std::slice::from_ref(gpu), partition_of(name)));
-    match (named, target) {
+    match (named, target.device()) {
         (Some(Named::Partition(_, _, named)), Target::Partition { placement, .. }) => {
             named.overlaps(*placement)
         }
@@ -261,26 +289,36 @@ pub(super) fn ready(
     gpus: &BTreeMap<PciAddress, Gpu>,
     device: &mut PreparedDevice,
 ) -> Result<(), CoreError> {
-    let name = device.device.clone();
-    let failed = |source| CoreError::Hardware {
-        device: name.clone(),
-        source,
-    };
     let gpu = gpus
         .get(&device.target.pci())
         .ok_or_else(|| CoreError::UnknownDevice {
-            device: name.clone(),
+            device: device.device.clone(),
         })?;
     if device.admin_access {
         watch(&mut device.target, gpu);
         return Ok(());
     }
-    match &mut device.target {
+    make_ready(hardware, gpu, &device.device, &mut device.target)
+}
+
+fn make_ready(
+    hardware: &dyn Hardware,
+    gpu: &Gpu,
+    device: &str,
+    target: &mut Target,
+) -> Result<(), CoreError> {
+    let failed = |source| CoreError::Hardware {
+        device: device.to_owned(),
+        source,
+    };
+    match target {
+        // A partition that is shared is an administrator's, and never made.
+        Target::Share { of, .. } => make_ready(hardware, gpu, device, of)?,
         Target::Whole { pci, minor, .. } => {
             *minor = gpu.minor; // It may differ after a reboot.
             if gpu.mig == (MigMode::Enabled { switchable: false }) {
                 return Err(CoreError::MigOn {
-                    device: name,
+                    device: device.to_owned(),
                     pci: *pci,
                 });
             }
@@ -304,7 +342,7 @@ pub(super) fn ready(
                 .find(|i| i.profile_id == *profile_id && i.placement == *placement)
                 .cloned();
             let not_ours = |problem| CoreError::NotOurs {
-                device: name.clone(),
+                device: device.to_owned(),
                 pci: *pci,
                 problem,
             };

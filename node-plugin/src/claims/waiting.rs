@@ -67,6 +67,19 @@ impl Claims {
             CoreError::Held { holder, .. } if holder.uid != claim.uid => {
                 self.holder_in_the_way(holder).await
             }
+            CoreError::OverCommitted(error) => {
+                for holder in error
+                    .holders
+                    .iter()
+                    .filter(|holder| holder.uid != claim.uid)
+                {
+                    match self.holder_in_the_way(holder).await {
+                        Obstacle::Lasting => {}
+                        passing => return passing,
+                    }
+                }
+                Obstacle::Lasting
+            }
             CoreError::Doubtful { uid, .. } => match self.mend_damaged(uid).await {
                 Ok(()) => Obstacle::Removed,
                 Err(reason) => {

@@ -9,6 +9,7 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEn
 use crate::claims::ClaimError;
 use crate::claims::checkpoint::Target;
 use crate::claims::core::CoreError;
+use crate::claims::sharing::What;
 
 /// Defines an enum, the list of its values, and each value's text.
 macro_rules! label {
@@ -93,6 +94,7 @@ impl DeviceKind {
         match target {
             Target::Whole { .. } => Self::Gpu,
             Target::Partition { .. } => Self::Mig,
+            Target::Share { .. } => Self::Share,
         }
     }
 
@@ -118,10 +120,39 @@ label! {
         Lock = "lock",
         /// Calls of the GPU: reading it, making and destroying MIG instances.
         Hardware = "hardware",
+        /// Waiting for the daemons of shared devices.
+        Daemon = "daemon",
         /// Finding the driver's files, and writing or removing the CDI file.
         Cdi = "cdi",
         /// Reading, writing and removing checkpoints.
         Checkpoint = "checkpoint",
+    }
+}
+
+label! {
+    /// What happened to the MPS daemon of a shared device.
+    DaemonEvent {
+        /// It was started.
+        Started = "started",
+        /// It ended although claims use its device.
+        Died = "died",
+        /// It could not be started or told its limits.
+        Failed = "failed",
+        /// It was stopped: no claim uses its device.
+        Stopped = "stopped",
+    }
+}
+
+impl DaemonEvent {
+    /// The event of a report.
+    #[must_use]
+    pub fn of(what: &What) -> Self {
+        match what {
+            What::Started => Self::Started,
+            What::Died => Self::Died,
+            What::Failed(_) => Self::Failed,
+            What::Stopped => Self::Stopped,
+        }
     }
 }
 
@@ -138,6 +169,10 @@ label! {
         UnknownDevice = "unknown_device",
         /// Another claim holds the hardware.
         Held = "held",
+        /// More is granted of a shared device than there is.
+        OverCommitted = "over_committed",
+        /// The device cannot be shared as it was allocated, or its daemon does not come up.
+        Sharing = "sharing",
         /// A MIG instance that no claim made is in the way.
         ForeignInstance = "foreign_instance",
         /// Another card is at the address now.
@@ -175,6 +210,10 @@ impl Cause {
             ClaimError::Core { source, .. } => match &**source {
                 CoreError::UnknownDevice { .. } => Self::UnknownDevice,
                 CoreError::Held { .. } => Self::Held,
+                CoreError::OverCommitted(_) => Self::OverCommitted,
+                CoreError::NotShared { .. }
+                | CoreError::SeveralDaemons { .. }
+                | CoreError::Sharing(_) => Self::Sharing,
                 CoreError::Foreign { .. } | CoreError::NotOurs { .. } => Self::ForeignInstance,
                 CoreError::Swapped { .. } => Self::Swapped,
                 CoreError::MigOn { .. } => Self::MigMode,
@@ -239,6 +278,11 @@ pub(super) struct OutcomeLabel {
 pub(super) struct CallLabels {
     pub(super) call: Call,
     pub(super) outcome: Outcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct DaemonLabel {
+    pub(super) event: DaemonEvent,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -19,9 +19,10 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 pub use calls::Calls;
-pub use labels::{Call, Cause, DeviceKind, Operation, Outcome, Phase};
+pub use labels::{Call, Cause, DaemonEvent, DeviceKind, Operation, Outcome, Phase};
 use labels::{
-    CallLabels, ErrorLabels, GpuLabel, KindLabel, OperationLabels, OutcomeLabel, PhaseLabels,
+    CallLabels, DaemonLabel, ErrorLabels, GpuLabel, KindLabel, OperationLabels, OutcomeLabel,
+    PhaseLabels,
 };
 pub use stopwatch::{Stopwatch, phase};
 
@@ -59,6 +60,7 @@ pub struct Metrics {
     placeable: Family<GpuLabel, Gauge>,
     calls: Family<CallLabels, Histogram>,
     health: HealthMetrics,
+    daemons: Family<DaemonLabel, Counter>,
 }
 
 /// 1 ms to 65 s: a whole device takes milliseconds, the kubelet waits 45 s.
@@ -90,6 +92,7 @@ impl Default for Metrics {
             placeable: Family::default(),
             calls: Family::new_with_constructor(short_seconds),
             health: HealthMetrics::default(),
+            daemons: Family::default(),
         };
         metrics.register(&mut registry);
         metrics.from_zero();
@@ -174,6 +177,11 @@ impl Metrics {
             Unit::Bytes,
             self.placeable.clone(),
         );
+        registry.register(
+            "mps_daemon_events",
+            "What happened to the MPS daemons of shared devices",
+            self.daemons.clone(),
+        );
         registry.register_with_unit(
             "nvml_call_duration",
             "How long calls of NVML took",
@@ -196,6 +204,14 @@ impl Metrics {
         for outcome in Outcome::ALL.iter().copied() {
             drop(self.slice_writes.get_or_create(&OutcomeLabel { outcome }));
         }
+        for event in DaemonEvent::ALL.iter().copied() {
+            drop(self.daemons.get_or_create(&DaemonLabel { event }));
+        }
+    }
+
+    /// Something happened to the MPS daemon of a shared device.
+    pub fn daemon(&self, event: DaemonEvent) {
+        self.daemons.get_or_create(&DaemonLabel { event }).inc();
     }
 
     /// One claim was handled.

@@ -44,6 +44,7 @@ mod wanted;
 
 use gpu::{Inventory, PciAddress, Placement};
 use k8s_openapi::api::resource::v1::{CounterSet, Device};
+use serde::{Deserialize, Serialize};
 
 pub use fragmentation::{Holding, largest_placeable};
 pub use instances::not_offered;
@@ -76,7 +77,8 @@ pub enum MigPolicy {
 }
 
 /// How the claims that share a device are kept apart. The same for every share of a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum SharingKind {
     /// By MPS: each client's memory and active threads are limited to its share.
     Mps,

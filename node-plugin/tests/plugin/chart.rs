@@ -181,3 +181,26 @@ fn every_option_of_the_program_is_set_by_the_chart() {
         }
     }
 }
+
+#[test]
+fn only_where_mps_daemons_may_be_started_does_the_pod_reach_into_the_host() {
+    for (mode, reaches) in [
+        ("auto", true),
+        ("mps", true),
+        ("time-slicing", false),
+        ("off", false),
+    ] {
+        let set = format!("sharing.mode={mode}");
+        let spec = pod_spec(&render("x", &["--set-string", &set]));
+        assert_eq!(spec["hostPID"] == true, reaches, "{mode}");
+        let volumes = spec["volumes"].as_array().unwrap().iter();
+        let names: Vec<&str> = volumes.filter_map(|v| v["name"].as_str()).collect();
+        for volume in ["mps", "cgroup"] {
+            assert_eq!(names.contains(&volume), reaches, "{mode}: {volume}");
+        }
+        let environment = spec["containers"][0]["env"].as_array().unwrap();
+        let sharing = environment.iter().find(|e| e["name"] == "SHARING").unwrap();
+        assert_eq!(sharing["value"], mode);
+    }
+    assert!(template("x", &["--set", "sharing.mode=sometimes"]).is_err());
+}

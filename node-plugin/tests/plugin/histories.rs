@@ -481,6 +481,7 @@ fn start(
             proc: folder.path().join("proc"),
             driver: root,
         },
+        sharing: node.settings().sharing,
     };
     Claims::open(settings, source.clone(), loaded, after).unwrap()
 }

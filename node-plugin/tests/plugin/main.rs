@@ -27,6 +27,7 @@ mod random;
 mod rights;
 mod server;
 mod shares;
+mod sharing;
 mod status;
 mod unlucky;
 mod waiting;

@@ -8,7 +8,7 @@ use node_plugin::claims::ClaimError;
 use node_plugin::claims::checkpoint::ClaimRef;
 use node_plugin::health::{Kind, Severity};
 use node_plugin::metrics::{
-    Call, Cause, DeviceKind, Metrics, Operation, Outcome, Phase, Stopwatch, Usage,
+    Call, Cause, DaemonEvent, DeviceKind, Metrics, Operation, Outcome, Phase, Stopwatch, Usage,
 };
 
 use crate::node::{TestNode, repository};
@@ -92,6 +92,10 @@ fn check(metrics: &BTreeMap<String, Described>) {
         ("phase", words(&names(Phase::ALL, Phase::as_str))),
         ("cause", words(&names(Cause::ALL, Cause::as_str))),
         ("call", words(&names(Call::ALL, Call::as_str))),
+        (
+            "event",
+            words(&names(DaemonEvent::ALL, DaemonEvent::as_str)),
+        ),
         ("fault", words(&names(&Kind::ALL, Kind::name))),
         ("severity", words(&names(&Severity::ALL, Severity::name))),
         ("version", words(&[env!("CARGO_PKG_VERSION")])),
@@ -205,7 +209,7 @@ fn every_metric_has_a_name_a_help_a_unit_and_labels_from_a_list() {
     let metrics = parse(&everything().text());
     check(&metrics);
     let types = metrics.values().filter(|m| m.kind.is_empty()).count();
-    assert_eq!((metrics.len(), types), (17, 0));
+    assert_eq!((metrics.len(), types), (18, 0));
 }
 
 #[tokio::test]
@@ -299,6 +303,7 @@ fn documentation() -> String {
         ("phase", names(Phase::ALL, Phase::as_str)),
         ("cause", names(Cause::ALL, Cause::as_str)),
         ("call", names(Call::ALL, Call::as_str)),
+        ("event", names(DaemonEvent::ALL, DaemonEvent::as_str)),
         ("fault", names(&Kind::ALL, Kind::name)),
         ("severity", names(&Severity::ALL, Severity::name)),
     ] {

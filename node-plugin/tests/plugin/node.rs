@@ -13,7 +13,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use node_plugin::claims::checkpoint::{Checkpoints, ClaimRef, Stage, Target};
 use node_plugin::claims::core::{Step, StepHook};
 use node_plugin::claims::hardware::{Hardware, NvmlGpus};
-use node_plugin::claims::{ClaimSource, Claims, Loaded, Settings, cdi, driver};
+use node_plugin::claims::{ClaimSource, Claims, Loaded, Settings, cdi, driver, sharing};
 use node_plugin::slices::MigPolicy;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -21,6 +21,9 @@ use tokio::sync::watch;
 
 /// The name of the node and of its pool.
 pub(crate) const NODE: &str = "worker-7";
+
+/// The executable that MPS daemons are launched through.
+pub(crate) const LAUNCHER: &str = env!("CARGO_BIN_EXE_node-plugin");
 
 /// The repository.
 pub(crate) fn repository() -> PathBuf {
@@ -216,6 +219,19 @@ impl TestNode {
         Claims::open(self.settings(), self.claims.clone(), receiver, after).unwrap()
     }
 
+    /// An instance that hears of the GPUs in its own time.
+    pub(crate) fn plugin_on(&self, loaded: watch::Receiver<Option<Loaded>>) -> Claims {
+        let after = Arc::new(|_| ());
+        Claims::open(self.settings(), self.claims.clone(), loaded, after).unwrap()
+    }
+
+    /// An instance with other settings.
+    pub(crate) fn plugin_with(&self, settings: Settings) -> Claims {
+        let (_sender, receiver) = watch::channel(Some(self.loaded()));
+        let after = Arc::new(|_| ());
+        Claims::open(settings, self.claims.clone(), receiver, after).unwrap()
+    }
+
     pub(crate) fn loaded(&self) -> Loaded {
         loaded_at(self.folder.path())
     }
@@ -254,7 +270,8 @@ impl TestNode {
         self.put(&name.unwrap(), &uid.unwrap(), object)
     }
 
-    fn put(&self, name: &str, uid: &str, object: ResourceClaim) -> ClaimRef {
+    /// Puts a claim object there.
+    pub(crate) fn put(&self, name: &str, uid: &str, object: ResourceClaim) -> ClaimRef {
         self.claims.put(name, object);
         ClaimRef {
             namespace: "team".to_owned(),
@@ -430,6 +447,13 @@ pub(crate) fn settings_at(folder: &Path) -> Settings {
             dev: root.join("dev"),
             proc: root.join("proc"),
             driver: root,
+        },
+        sharing: sharing::Settings {
+            policy: sharing::Policy::Auto,
+            folder: folder.join("mps"),
+            launcher: LAUNCHER.into(),
+            cgroups: None,
+            reports: None,
         },
     }
 }

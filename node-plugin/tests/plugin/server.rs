@@ -69,6 +69,8 @@ impl Running {
             flag("kubelet-plugins-dir", &node.path("p")),
             flag("kubelet-registry-dir", &node.path("r")),
             flag("cdi-dir", &node.path("cdi")),
+            flag("mps-dir", &node.path("mps")),
+            flag("mps-launcher", Path::new(crate::node::LAUNCHER)),
             format!("--admin-address={admin}"),
             "--resync-seconds=1".to_owned(),
         ]);
@@ -271,7 +273,7 @@ async fn slices_are_owned_by_the_node_written_once_and_back_at_once_after_a_wipe
     assert_eq!(node.instances(), 0);
     let metrics = running.get("/metrics").await;
     assert!(
-        metrics.contains("ai_inference_node_plugin_published_devices 208"),
+        metrics.contains("ai_inference_node_plugin_published_devices 216"),
         "{metrics}"
     );
     running.stop().await;
@@ -302,10 +304,9 @@ async fn an_nvml_that_does_not_load_gives_an_empty_pool_a_reason_and_a_second_ch
     let has_device = |slices: &BTreeMap<String, ResourceSlice>| {
         slices
             .values()
-            .any(|s| s.spec.devices.as_ref().is_some_and(|d| d.len() == 1))
+            .any(|s| s.spec.devices.as_ref().is_some_and(|d| !d.is_empty()))
     };
-    let slices = wait_for(&client, name, has_device).await;
-    assert_eq!(slices.len(), 1);
+    wait_for(&client, name, has_device).await;
     running.stop().await;
 
     let events: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(client, "default");

@@ -7,5 +7,6 @@ mod orders;
 mod reboot;
 mod restarts;
 mod scene;
+mod sharing;
 mod upgrade;
 mod whole;

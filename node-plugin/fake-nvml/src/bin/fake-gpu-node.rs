@@ -44,13 +44,16 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<(), String> {
         DeviceNodes::Character,
     )
     .map_err(|error| error.to_string())?;
-    // Built by the same command; a library from elsewhere may come without it.
+    // Built by the same command; a library from elsewhere may come without them.
     let tool = std::env::current_exe()
         .ok()
         .map(|program| program.with_file_name("fake-nvml"))
         .filter(|tool| tool.exists());
-    match tool {
-        Some(tool) => node::place_tool(&tool, out).map_err(|error| error.to_string()),
+    if let Some(tool) = tool {
+        node::place_tool(&tool, out).map_err(|error| error.to_string())?;
+    }
+    match node::mps_control_beside_executable() {
+        Some(control) => node::place_mps_control(&control, out).map_err(|error| error.to_string()),
         None => Ok(()),
     }
 }

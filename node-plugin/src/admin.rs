@@ -1,6 +1,6 @@
 //! `/livez`, `/readyz` and `/metrics`.
 //!
-//! In: liveness, readiness, metrics, and what the claims take on the disk. Out: HTTP.
+//! In: liveness, readiness, metrics. Out: HTTP.
 //! Never: an answer that waits for the API server or for a GPU.
 
 use std::net::SocketAddr;
@@ -11,18 +11,12 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::claims::Claims;
 use crate::liveness::Liveness;
-use crate::metrics::Metrics;
+use crate::monitoring::Monitoring;
 use crate::readiness::Readiness;
 
 /// The routes.
-pub fn router(
-    liveness: Liveness,
-    readiness: Readiness,
-    metrics: Metrics,
-    claims: Claims,
-) -> Router {
+pub fn router(liveness: Liveness, readiness: Readiness, monitoring: Monitoring) -> Router {
     let livez = move || {
         let liveness = liveness.clone();
         async move { answer(liveness.check().await.map(|()| "ok\n".to_owned())) }
@@ -32,11 +26,10 @@ pub fn router(
         async move { state }
     };
     let text = move || {
-        let (metrics, claims) = (metrics.clone(), claims.clone());
+        let monitoring = monitoring.clone();
         async move {
-            metrics.usage(&claims.usage().await);
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([("content-type", kind)], metrics.text())
+            ([("content-type", kind)], monitoring.text().await)
         }
     };
     Router::new()

@@ -16,6 +16,7 @@ pub mod kubelet;
 pub mod liveness;
 pub mod logs;
 pub mod metrics;
+pub mod monitoring;
 pub mod options;
 pub mod readiness;
 mod run;

@@ -26,6 +26,7 @@ use crate::health::{Memory, Monitor};
 use crate::kubelet::Servers;
 use crate::liveness::Liveness;
 use crate::metrics::{Calls, DaemonEvent, Metrics};
+use crate::monitoring::Monitoring;
 use crate::options::Options;
 use crate::readiness::{Part, Readiness};
 use crate::slices::Wanted;
@@ -129,9 +130,14 @@ pub async fn run(options: Options, client: Client, stop: CancellationToken) -> a
         hung: Duration::from_secs(options.nvml_hung_seconds),
         answered: health.answered(),
     };
+    let monitoring = Monitoring {
+        metrics: metrics.clone(),
+        claims: claims.clone(),
+        wanted: wanted_receiver.clone(),
+    };
     let admin = tokio::spawn(admin::serve(
         options.admin_address,
-        admin::router(liveness, readiness.clone(), metrics.clone(), claims.clone()),
+        admin::router(liveness, readiness.clone(), monitoring),
         stop.clone(),
     ));
 

@@ -299,11 +299,13 @@ impl Hardware for NvmlGpus {
     }
 
     fn health(&self, pci: PciAddress) -> Result<HealthReading, HardwareError> {
-        self.gpus.health(pci).map_err(failed)
+        let read = || self.gpus.health(pci);
+        self.calls.make(Call::Health, read).map_err(failed)
     }
 
     fn set_compute_mode(&self, pci: PciAddress, mode: ComputeMode) -> Result<(), HardwareError> {
-        self.gpus.set_compute_mode(pci, mode).map_err(failed)?;
+        let set = || self.gpus.set_compute_mode(pci, mode);
+        self.calls.make(Call::SetComputeMode, set).map_err(failed)?;
         // What is remembered of the GPU is of before, and the next to ask puts back what it
         // finds.
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
@@ -315,11 +317,15 @@ impl Hardware for NvmlGpus {
     }
 
     fn processes(&self, pci: PciAddress) -> Result<Vec<Process>, HardwareError> {
-        self.gpus.processes(pci).map_err(failed)
+        let list = || self.gpus.processes(pci);
+        self.calls.make(Call::Processes, list).map_err(failed)
     }
 
     fn events(&self, gpus: &[PciAddress]) -> Result<Box<dyn GpuEvents>, HardwareError> {
-        let events = self.gpus.events(gpus).map_err(failed)?;
+        let events = self
+            .calls
+            .make(Call::Events, || self.gpus.events(gpus))
+            .map_err(failed)?;
         Ok(Box::new(events))
     }
 }

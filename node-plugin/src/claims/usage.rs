@@ -4,8 +4,9 @@
 //! Never: a lock, or a file's content where it was read before: monitoring asks often.
 
 use super::Claims;
-use super::checkpoint::Stage;
+use super::checkpoint::{Stage, Target};
 use crate::metrics::{DeviceKind, Usage};
+use crate::slices::Holding;
 
 impl Claims {
     /// What the disk holds now. An unreadable folder holds nothing that can be counted.
@@ -32,10 +33,30 @@ impl Claims {
                         .devices
                         .entry(DeviceKind::of(&device.target))
                         .or_default() += 1;
+                    // Administrative access holds nothing.
+                    if !device.admin_access {
+                        let held = usage.held.entry(device.target.pci()).or_default();
+                        held.push(holding(&device.target));
+                    }
                 }
             }
             usage
         });
         counted.await.unwrap_or_default()
+    }
+}
+
+fn holding(target: &Target) -> Holding {
+    match target {
+        Target::Whole { .. } => Holding::Whole,
+        Target::Partition {
+            profile_id,
+            placement,
+            ..
+        } => Holding::Partition {
+            profile_id: *profile_id,
+            placement: *placement,
+        },
+        Target::Share { of, .. } => holding(of),
     }
 }

@@ -241,6 +241,14 @@ label! {
         DestroyInstance = "destroy_instance",
         /// Switching MIG mode off.
         DisableMig = "disable_mig",
+        /// Reading one GPU's health.
+        Health = "health",
+        /// Setting one GPU's compute mode.
+        SetComputeMode = "set_compute_mode",
+        /// Listing the processes on one GPU.
+        Processes = "processes",
+        /// Asking to be told of events.
+        Events = "events",
     }
 }
 

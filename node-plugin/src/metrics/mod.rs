@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpu::PciAddress;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -28,6 +29,7 @@ pub use stopwatch::{Stopwatch, phase};
 
 use crate::claims::ClaimError;
 use crate::health::HealthMetrics;
+use crate::slices::Holding;
 
 /// What the disk holds of this node's claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub struct Usage {
     pub broken: usize,
     /// Prepared devices by kind.
     pub devices: BTreeMap<DeviceKind, usize>,
+    /// What claims hold of each GPU.
+    pub held: BTreeMap<PciAddress, Vec<Holding>>,
 }
 
 /// All metrics. Cloning shares them.
@@ -171,9 +175,9 @@ impl Metrics {
             self.gpus_unreadable.clone(),
         );
         registry.register_with_unit(
-            "largest_placeable_partition",
-            "Memory of the largest partition that this GPU has room for, the whole GPU \
-             included; 0 when nothing fits",
+            "largest_placeable_device",
+            "Memory of the largest device that this GPU has room for: the whole GPU, a \
+             partition, or 0 when nothing fits",
             Unit::Bytes,
             self.placeable.clone(),
         );

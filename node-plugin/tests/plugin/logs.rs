@@ -1,6 +1,7 @@
 //! What the log says, and of whom.
 
 use std::io::Write;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
@@ -32,35 +33,29 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-impl Log {
-    /// Runs work whose log, on whichever thread it is written, comes here.
-    fn of(&self, work: impl Future<Output = ()>) -> Vec<Value> {
-        let subscriber = node_plugin::logs::subscriber(EnvFilter::new("info"), self.clone());
-        let dispatch = tracing::Dispatch::new(subscriber);
-        let for_threads = dispatch.clone();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            // The thread belongs to this runtime alone, so nobody misses the former log.
-            .on_thread_start(move || {
-                std::mem::forget(tracing::dispatcher::set_default(&for_threads));
-            })
-            .build()
-            .unwrap();
-        tracing::dispatcher::with_default(&dispatch, || runtime.block_on(work));
-        drop(runtime);
-        let bytes = self.0.lock().unwrap().clone();
-        let lines = bytes.split(|byte| *byte == b'\n').filter(|l| !l.is_empty());
-        lines
-            .map(|line| serde_json::from_slice(line).unwrap())
-            .collect()
-    }
-}
-
+/// A process has one log, and other tests write to this one's: so the test is run in a
+/// process of its own.
 #[test]
 fn every_line_of_the_work_on_a_claim_names_the_claim() {
+    let alone = "logs::the_work_on_a_claim_alone_in_its_process";
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([alone, "--exact", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{errors}");
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "run by the test above"]
+async fn the_work_on_a_claim_alone_in_its_process() {
+    let log = Log::default();
+    let subscriber = node_plugin::logs::subscriber(EnvFilter::new("info"), log.clone());
+    tracing::subscriber::set_global_default(subscriber).unwrap();
     let node = TestNode::new("h100-80gb-8");
-    let lines = Log::default().of(async {
+    {
         let plugin = node.plugin();
         let device = node.device(0, "1g10gb-6");
         let good = node.claim("good", "uid-good", &[&device]);
@@ -72,7 +67,14 @@ fn every_line_of_the_work_on_a_claim_names_the_claim() {
         plugin.prepare(forgotten).await.unwrap();
         node.delete_claim("forgotten");
         assert_eq!(plugin.collect_garbage().await, 1);
-    });
+    }
+    let lines: Vec<Value> = {
+        let bytes = log.0.lock().unwrap();
+        let lines = bytes.split(|byte| *byte == b'\n').filter(|l| !l.is_empty());
+        lines
+            .map(|line| serde_json::from_slice(line).unwrap())
+            .collect()
+    };
     let of = |uid: &str| -> Vec<&str> {
         let own = lines.iter().filter(|l| l["span"]["claim_uid"] == uid);
         own.map(|line| line["message"].as_str().unwrap()).collect()

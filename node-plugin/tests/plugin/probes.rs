@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use e2e::control_plane::ControlPlane;
 use e2e::kubelet::Kubelet;
+use fake_nvml::control::Hardware;
 use node_plugin::kubelet::{Servers, Settings};
 use node_plugin::liveness::Liveness;
 use node_plugin::metrics::{Call, Calls};
@@ -10,6 +12,7 @@ use node_plugin::readiness::Readiness;
 use tokio::sync::watch;
 
 use crate::node::{NODE, TestNode};
+use crate::server::{LIMIT, Running, create_node, until};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -65,6 +68,41 @@ async fn a_slow_call_of_nvml_is_alive_a_hung_one_is_not_and_one_that_returned_is
     hanging.join().unwrap().unwrap();
     assert_eq!(strict.check().await, Ok(()));
     servers.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_driver_that_answers_late_is_alive_and_one_that_does_not_is_not() {
+    let client = ControlPlane::shared().unwrap().client().unwrap();
+    create_node(&client, "hanging").await;
+    let node = TestNode::new("t4-1");
+    let strict = ["--nvml-hung-seconds=2", "--health-interval-seconds=1"];
+    let running = Running::start_with(&node, "hanging", "pod-1", client, &strict);
+    Kubelet::new(node.path("r"))
+        .register("gpu.ai.deckhouse.io", LIMIT)
+        .await
+        .unwrap();
+    until(&running, "/readyz", "200 OK").await;
+
+    // Each look takes half a second more, which is slow and not hung.
+    let hardware = Hardware::of(&node.path("driver")).unwrap();
+    // The first is of each look, the second of each reading of a GPU's health: a card that
+    // hangs alone is no reason for a restart.
+    let delay = |time| {
+        for function in ["nvmlDeviceGetCount_v2", "nvmlDeviceGetUUID"] {
+            hardware.delay(None, function, time).unwrap();
+        }
+    };
+    delay(Duration::from_millis(500));
+    for _ in 0..20 {
+        let answer = running.get("/livez").await;
+        assert!(answer.contains("200 OK"), "{answer}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    delay(Duration::from_secs(20));
+    until(&running, "/livez", "NVML hangs").await;
+    delay(Duration::ZERO);
+    until(&running, "/livez", "200 OK").await;
+    running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

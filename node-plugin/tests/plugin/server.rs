@@ -51,6 +51,17 @@ impl Running {
     }
 
     fn start_as(node: &TestNode, name: &str, pod: &str, client: Client) -> Self {
+        Self::start_with(node, name, pod, client, &[])
+    }
+
+    /// The same with further flags.
+    pub(crate) fn start_with(
+        node: &TestNode,
+        name: &str,
+        pod: &str,
+        client: Client,
+        more: &[&str],
+    ) -> Self {
         // The port is free at this moment, and the kernel hands out others for a while.
         let admin = std::net::TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -58,7 +69,7 @@ impl Running {
             .unwrap();
         let root = node.path("driver");
         let flag = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
-        let options = Options::parse_from([
+        let flags = [
             "node-plugin".to_owned(),
             format!("--node-name={name}"),
             format!("--pod-uid={pod}"),
@@ -73,13 +84,15 @@ impl Running {
             flag("mps-launcher", Path::new(crate::node::LAUNCHER)),
             format!("--admin-address={admin}"),
             "--resync-seconds=1".to_owned(),
-        ]);
+        ];
+        let more = more.iter().map(|flag| (*flag).to_owned());
+        let options = Options::parse_from(flags.into_iter().chain(more));
         let stop = CancellationToken::new();
         let task = tokio::spawn(node_plugin::run(options, client, stop.clone()));
         Self { stop, task, admin }
     }
 
-    async fn get(&self, path: &str) -> String {
+    pub(crate) async fn get(&self, path: &str) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let Ok(mut stream) = TcpStream::connect(self.admin).await else {
             return String::new();
@@ -139,6 +152,21 @@ pub(crate) fn complete(slices: &BTreeMap<String, ResourceSlice>) -> bool {
         i64::try_from(pools.len()) == Ok(first.resource_slice_count)
             && pools.iter().all(|pool| pool.generation == first.generation)
     })
+}
+
+/// Asks until the answer is as expected.
+pub(crate) async fn until(running: &Running, path: &str, expected: &str) -> String {
+    let deadline = Instant::now() + LIMIT;
+    let mut answer = String::new();
+    while !answer.contains(expected) {
+        assert!(
+            Instant::now() < deadline,
+            "no {expected} in {path}: {answer}"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        answer = running.get(path).await;
+    }
+    answer
 }
 
 pub(crate) async fn wait_until_ready(running: &Running) {
@@ -271,7 +299,11 @@ async fn slices_are_owned_by_the_node_written_once_and_back_at_once_after_a_wipe
     assert_eq!(plugin.prepare_claim(&claim).await.unwrap(), prepared);
     plugin.unprepare_claim(&claim).await.unwrap();
     assert_eq!(node.instances(), 0);
-    let metrics = running.get("/metrics").await;
+    // The next look finds the GPU empty again.
+    let gpu = node.inventory().gpus.remove(0);
+    let (address, room) = (gpu.pci, gpu.memory_bytes);
+    let room = format!(r#"largest_placeable_device_bytes{{gpu="{address}"}} {room}"#);
+    let metrics = until(&running, "/metrics", &room).await;
     assert!(
         metrics.contains("ai_inference_node_plugin_published_devices 216"),
         "{metrics}"

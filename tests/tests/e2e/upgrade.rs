@@ -138,7 +138,8 @@ fn pod(name: &str, node: &str, template: &str, arguments: &[&str]) -> anyhow::Re
         "metadata": { "name": name },
         "spec": {
             "nodeSelector": { "kubernetes.io/hostname": node },
-            "restartPolicy": "Never",
+            // A container runtime that fails to start one is not what is tested here.
+            "restartPolicy": "OnFailure",
             "terminationGracePeriodSeconds": 1,
             "resourceClaims": [{ "name": "gpu", "resourceClaimTemplateName": template }],
             "containers": [{

@@ -19,6 +19,8 @@ pub mod view;
 pub mod watches;
 
 #[cfg(test)]
+mod golden_pool_tests;
+#[cfg(test)]
 mod test_hub;
 
 /// Field manager of everything that the controller applies.

@@ -201,9 +201,16 @@ impl Discovery {
                     known = Some(statics.clone());
                     self.report(&inventory, &mut reported).await;
                     let sharing = self.claims.sharing(&inventory);
+                    let held = self.claims.held().await.unwrap_or_else(|error| {
+                        tracing::error!(%error, "What claims hold cannot be read.");
+                        last.as_ref()
+                            .map(|last| last.held.clone())
+                            .unwrap_or_default()
+                    });
                     let wanted = Wanted::new(inventory, statics)
                         .under(self.mig)
-                        .shared(sharing);
+                        .shared(sharing)
+                        .holding(held);
                     self.report_withheld(&wanted, &mut withheld).await;
                     let wanted = wanted.keeping(last.as_ref());
                     self.health

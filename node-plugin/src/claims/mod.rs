@@ -21,6 +21,7 @@ mod error;
 pub mod facts;
 pub mod files;
 pub mod hardware;
+mod held;
 mod index;
 mod injected;
 mod locks;

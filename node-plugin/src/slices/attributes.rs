@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use gpu::{Gpu, Inventory};
 use k8s_openapi::api::resource::v1::DeviceAttribute;
 
+use super::nvlink::Connected;
 use super::quantity;
 
 /// The attributes of a device by name; a name without a domain is in the driver's.
@@ -49,6 +50,28 @@ pub(super) fn common(inventory: &Inventory, gpu: &Gpu) -> Attributes {
     if let Some(node) = gpu.numa_node {
         attributes.insert("resource.kubernetes.io/numaNode".to_owned(), int(node));
     }
+    if let Some(pcie) = gpu.pcie {
+        attributes.insert("pcieGeneration".to_owned(), int(pcie.generation));
+        attributes.insert("pcieWidth".to_owned(), int(pcie.width));
+    }
+    attributes
+}
+
+/// What only a GPU as a whole has: its memory's bandwidth, and NVLink, which no MIG instance
+/// can use.
+pub(super) fn of_whole(gpu: &Gpu, connected: Option<&Connected>) -> Attributes {
+    let mut attributes = BTreeMap::new();
+    if let Some(mbps) = gpu.memory_bandwidth_mbps {
+        attributes.insert("memoryBandwidth".to_owned(), int(mbps));
+    }
+    if let Some(connected) = connected {
+        attributes.insert("nvlinkClique".to_owned(), string(&connected.clique));
+        attributes.insert("nvlinkPeers".to_owned(), int(connected.peers));
+        if connected.bandwidth_mbps > 0 {
+            let mbps = int(connected.bandwidth_mbps);
+            attributes.insert("nvlinkBandwidth".to_owned(), mbps);
+        }
+    }
     attributes
 }
 
@@ -65,9 +88,9 @@ pub(super) fn string(value: &str) -> DeviceAttribute {
 }
 
 /// A number.
-pub(super) fn int(value: u32) -> DeviceAttribute {
+pub(super) fn int(value: impl TryInto<i64>) -> DeviceAttribute {
     DeviceAttribute {
-        int: Some(i64::from(value)),
+        int: Some(value.try_into().unwrap_or(i64::MAX)),
         ..DeviceAttribute::default()
     }
 }

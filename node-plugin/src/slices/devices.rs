@@ -12,7 +12,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::attributes::{self, Attributes, boolean, int, string};
 use super::names::{self, Named, Shared};
-use super::{MigPolicy, StaticInstance, View, Wanted, counters, instances, quantity, shares};
+use super::nvlink::{self, Connected};
+use super::{
+    Holding, MigPolicy, StaticInstance, View, Wanted, counters, held, instances, quantity, shares,
+};
 
 /// The attribute that says whether a partition is created when a claim of it is prepared, or
 /// is an administrator's.
@@ -40,10 +43,42 @@ impl Published {
             .chain(&mut self.shared_partitions)
             .chain(&mut self.shared)
     }
+
+    /// Takes back what should get no new claims, for a server that drops the taints that
+    /// say so; what is allocated stays allocated.
+    ///
+    /// With counters that is every device of the GPU. The scheduler charges a claim's
+    /// counters by its published device: were only some withdrawn, it would take those that
+    /// a claim of them holds for free, and give them away with another device. Without
+    /// counters no device of a GPU overlaps another, and the others stay.
+    pub(super) fn withdraw(&mut self) {
+        let keeps_off = |device: &Device| {
+            let mut taints = device.taints.iter().flatten();
+            taints.any(|taint| taint.effect != "None")
+        };
+        if self.counters.is_some() && self.devices_mut().any(|device| keeps_off(device)) {
+            *self = Self {
+                counters: self.counters.take(),
+                ..Self::default()
+            };
+        }
+        self.partitions.retain(|device| !keeps_off(device));
+        self.shared_partitions.retain(|device| !keeps_off(device));
+        self.whole = self.whole.take().filter(|device| !keeps_off(device));
+        self.shared = self.shared.take().filter(|device| !keeps_off(device));
+        for device in self.devices_mut() {
+            device.taints = None;
+        }
+    }
 }
 
 /// The devices of one GPU.
-pub(super) fn of_gpu(wanted: &Wanted, gpu: &Gpu, view: View) -> Published {
+pub(super) fn of_gpu(
+    wanted: &Wanted,
+    gpu: &Gpu,
+    connected: Option<&Connected>,
+    view: View,
+) -> Published {
     let statics: Vec<&StaticInstance> = wanted
         .statics
         .iter()
@@ -67,27 +102,36 @@ pub(super) fn of_gpu(wanted: &Wanted, gpu: &Gpu, view: View) -> Published {
         .sharing
         .get(&gpu.pci)
         .filter(|_| view.counters && view.shares);
-    let set = match (has_partitions, sharing) {
-        _ if !view.counters => None,
-        (true, _) => Some(counters::of_partitions(gpu)),
-        (false, Some(_)) => Some(counters::of_whole(gpu)),
-        (false, None) => None,
+    let held = wanted.held.iter().filter(|(_, (pci, _))| *pci == gpu.pci);
+    let holds_partition = held
+        .clone()
+        .any(|(_, (_, holding))| *holding != Holding::Whole);
+    let holds_share = held.clone().any(|(name, _)| names::is_shared(name));
+    let set = if !view.counters {
+        None
+    } else if has_partitions || holds_partition {
+        Some(counters::of_partitions(gpu))
+    } else if sharing.is_some() || holds_share {
+        Some(counters::of_whole(gpu))
+    } else {
+        None
     };
     let offered = if has_partitions {
         let on_demand = view.counters && wanted.mig == MigPolicy::Dynamic;
-        partitions_in_order(gpu, &statics, wanted.mig, on_demand)
+        partitions_in_order(gpu, &statics, on_demand)
     } else {
         Vec::new()
     };
     let of = Of {
         inventory: &wanted.inventory,
         gpu,
+        connected,
         policy: wanted.mig,
         statics: &statics,
         set: set.as_ref(),
     };
     let whole = has_whole.then(|| of.whole());
-    Published {
+    let mut published = Published {
         partitions: offered.iter().map(|offer| of.partition(offer)).collect(),
         shared_partitions: sharing.map_or_else(Vec::new, |kind| {
             let made = offered.iter().filter(|offer| offer.is_static);
@@ -105,23 +149,35 @@ pub(super) fn of_gpu(wanted: &Wanted, gpu: &Gpu, view: View) -> Published {
             shares::of(whole.clone(), gpu, Some(*kind), gpu.memory_bytes)
         }),
         whole,
-        counters: set,
+        counters: set.clone(),
+    };
+    // Without counters nothing is charged by what is published, and nothing would keep a
+    // device that is there once more from what it overlaps.
+    if view.counters {
+        held::keep(&mut published, &of, wanted, view);
     }
+    published
 }
 
 /// A device as it is, or would be, published, without what it consumes and without what
 /// only the other instances on its GPU and the node's policies tell.
 pub(super) fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
-    let of = |gpu| Of {
+    let named = names::resolve(&inventory.gpus, device)?;
+    let (Named::Whole(gpu)
+    | Named::Partition(gpu, ..)
+    | Named::Share(Shared::Whole(gpu) | Shared::Partition(gpu, ..))) = named;
+    let connections = nvlink::connections(&inventory.gpus);
+    let of = Of {
         inventory,
         gpu,
+        connected: connections.get(&gpu.pci),
         policy: MigPolicy::default(),
         statics: &[],
         set: None,
     };
-    let partition = |gpu, profile, at| {
+    let partition = |profile, at| {
         let is_static = false; // Not known; see below.
-        let mut device = of(gpu).partition(&Offer {
+        let mut device = of.partition(&Offer {
             profile,
             at,
             is_static,
@@ -131,25 +187,22 @@ pub(super) fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
         }
         device
     };
-    Some(match names::resolve(&inventory.gpus, device)? {
-        Named::Whole(gpu) => of(gpu).whole(),
-        Named::Partition(gpu, profile, at) => partition(gpu, profile, at),
-        Named::Share(Shared::Whole(gpu)) => {
-            shares::of(of(gpu).whole(), gpu, None, gpu.memory_bytes)?
-        }
-        Named::Share(Shared::Partition(gpu, profile, at)) => {
-            let partition = partition(gpu, profile, at);
-            shares::of(partition, gpu, None, profile.memory_bytes)?
+    Some(match named {
+        Named::Whole(_) => of.whole(),
+        Named::Partition(_, profile, at) => partition(profile, at),
+        Named::Share(Shared::Whole(_)) => shares::of(of.whole(), gpu, None, gpu.memory_bytes)?,
+        Named::Share(Shared::Partition(_, profile, at)) => {
+            shares::of(partition(profile, at), gpu, None, profile.memory_bytes)?
         }
     })
 }
 
 /// A partition to offer.
-struct Offer<'a> {
-    profile: &'a MigProfile,
-    at: Placement,
+pub(super) struct Offer<'a> {
+    pub(super) profile: &'a MigProfile,
+    pub(super) at: Placement,
     /// It is an administrator's.
-    is_static: bool,
+    pub(super) is_static: bool,
 }
 
 /// The partitions to offer: smallest first, then by compute, plain profiles before
@@ -157,7 +210,6 @@ struct Offer<'a> {
 fn partitions_in_order<'a>(
     gpu: &'a Gpu,
     statics: &[&StaticInstance],
-    policy: MigPolicy,
     on_demand: bool,
 ) -> Vec<Offer<'a>> {
     let media_in_use = statics.iter().any(|s| {
@@ -177,14 +229,9 @@ fn partitions_in_order<'a>(
                 });
         }
         // An administrator's instance holds engines whether a claim has it or not.
-        let is_free = !statics.iter().any(|s| s.placement.overlaps(at))
-            && !(media_in_use && counters::has_media_extensions(profile));
-        // Under a policy that creates none: one that a claim has had since before the policy.
-        let exists = || {
-            let there = |i: &gpu::MigInstance| i.profile_id == profile.id && i.placement == at;
-            policy == MigPolicy::Static && gpu.instances.iter().any(there)
-        };
-        (is_free && (on_demand || exists())).then_some(Offer {
+        let is_blocked = statics.iter().any(|s| s.placement.overlaps(at))
+            || media_in_use && counters::has_media_extensions(profile);
+        (on_demand && !is_blocked).then_some(Offer {
             profile,
             at,
             is_static: false,
@@ -211,9 +258,10 @@ fn partitions_in_order<'a>(
 }
 
 /// What the devices of one GPU are made from.
-struct Of<'a> {
+pub(super) struct Of<'a> {
     inventory: &'a Inventory,
-    gpu: &'a Gpu,
+    pub(super) gpu: &'a Gpu,
+    connected: Option<&'a Connected>,
     policy: MigPolicy,
     statics: &'a [&'a StaticInstance],
     set: Option<&'a CounterSet>,
@@ -247,9 +295,10 @@ impl Of<'_> {
         }
     }
 
-    fn whole(&self) -> Device {
+    pub(super) fn whole(&self) -> Device {
         let mut attributes = self.attributes("gpu");
         attributes.insert("uuid".to_owned(), string(&self.gpu.uuid));
+        attributes.extend(attributes::of_whole(self.gpu, self.connected));
         Device {
             name: names::whole(self.gpu.pci),
             attributes: Some(attributes),
@@ -262,7 +311,7 @@ impl Of<'_> {
         }
     }
 
-    fn partition(&self, offer: &Offer<'_>) -> Device {
+    pub(super) fn partition(&self, offer: &Offer<'_>) -> Device {
         let Offer { profile, at, .. } = offer;
         let mut attributes = self.attributes("mig");
         attributes.insert("profile".to_owned(), string(&profile.name));

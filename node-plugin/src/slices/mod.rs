@@ -32,16 +32,20 @@ mod attributes;
 mod counters;
 mod devices;
 mod fragmentation;
+mod held;
 mod instances;
 mod layout;
 pub mod names;
+mod nvlink;
 mod plan;
 pub mod publisher;
 mod quantity;
 mod shares;
 mod taints;
+mod view;
 mod wanted;
 
+use devices::Published;
 use gpu::{Inventory, PciAddress, Placement};
 use k8s_openapi::api::resource::v1::{CounterSet, Device};
 use serde::{Deserialize, Serialize};
@@ -51,6 +55,7 @@ pub use instances::not_offered;
 pub use layout::resource_slice;
 pub use plan::{Write, plan_writes};
 pub(crate) use taints::affecting;
+pub use view::View;
 pub use wanted::Wanted;
 
 /// A MIG instance that exists and that no claim of ours created: an administrator's.
@@ -98,35 +103,6 @@ impl SharingKind {
     }
 }
 
-/// Which of the API's newer fields a server keeps. Each has a feature gate of its own; all
-/// three are off by default up to Kubernetes 1.35 and on from 1.36.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct View {
-    /// Counters (`DRAPartitionableDevices`). Without them nothing would keep a partition, its
-    /// GPU and their shared devices apart, so only devices that cannot overlap are offered.
-    pub counters: bool,
-    /// Devices with several allocations (`DRAConsumableCapacity`). Without them there are no
-    /// shared devices: what is left of one would be a second whole device.
-    pub shares: bool,
-    /// Taints (`DRADeviceTaints`).
-    pub taints: bool,
-}
-
-impl View {
-    /// A server that keeps everything.
-    pub const FULL: Self = Self {
-        counters: true,
-        shares: true,
-        taints: true,
-    };
-    /// A server that keeps nothing of it.
-    pub const REDUCED: Self = Self {
-        counters: false,
-        shares: false,
-        taints: false,
-    };
-}
-
 /// The content of one slice: counters and devices exclude each other since 1.35.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SliceContent {
@@ -146,14 +122,16 @@ pub fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
 /// The content of the node's pool, slice by slice.
 #[must_use]
 pub fn pool(wanted: &Wanted, view: View) -> Vec<SliceContent> {
+    let connections = nvlink::connections(&wanted.inventory.gpus);
     let mut published: Vec<_> = wanted
         .inventory
         .gpus
         .iter()
-        .map(|gpu| devices::of_gpu(wanted, gpu, view))
+        .map(|gpu| devices::of_gpu(wanted, gpu, connections.get(&gpu.pci), view))
         .collect();
-    if view.taints {
-        taints::apply(&mut published, wanted);
+    taints::apply(&mut published, wanted);
+    if !view.taints {
+        published.iter_mut().for_each(Published::withdraw);
     }
     layout::arrange(published)
 }

@@ -27,6 +27,12 @@ pub fn shared(device: &str) -> String {
     format!("{device}{SHARED}")
 }
 
+/// Whether a device name is that of a shared device.
+#[must_use]
+pub fn is_shared(device: &str) -> bool {
+    device.ends_with(SHARED)
+}
+
 /// A profile's name as part of a DNS label: `1g.10gb+me` is `1g10gb-me`, and
 /// Blackwell's `1g.24gb-me` (without media engines) is `1g24gb-no-me`, so that the
 /// two never share a name.

@@ -6,7 +6,10 @@
 //! A consumer uses only the highest generation of a pool and only when all its
 //! slices are there, so a change of several slices, or of their number, bumps the
 //! generation and is invisible until it is complete. A change of one slice is atomic
-//! by itself and keeps it, as does putting back slices that vanished.
+//! by itself and keeps it, as does putting back slices that vanished. So does a change of
+//! taints in any number of slices: each is right whether the others are written yet or not,
+//! nothing is allocated from the pool while a new generation is written, and a fault
+//! should reach the scheduler with as few writes as there are slices that it concerns.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +76,11 @@ pub fn plan_writes(
     }
 
     let first_publication = observed.is_empty();
-    let keeps_generation = obsolete.is_empty() && (changed + missing <= 1 || changed == 0)
+    let reshaped = current
+        .iter()
+        .filter(|(slice, existing)| existing.is_some_and(|e| !same_but_taints(slice, e)));
+    let reshaped = reshaped.count();
+    let keeps_generation = obsolete.is_empty() && (reshaped + missing <= 1 || reshaped == 0)
         || first_publication && last_generation == 0;
     let slices = if keeps_generation {
         current
@@ -95,6 +102,18 @@ pub fn plan_writes(
 fn same(wanted: &ResourceSlice, existing: &ResourceSlice) -> bool {
     let owners = |slice: &ResourceSlice| slice.metadata.owner_references.clone();
     wanted.spec == existing.spec && owners(wanted) == owners(existing)
+}
+
+/// The same but for the taints of the devices and who owns the slice.
+fn same_but_taints(wanted: &ResourceSlice, existing: &ResourceSlice) -> bool {
+    let bare = |slice: &ResourceSlice| {
+        let mut spec = slice.spec.clone();
+        for device in spec.devices.iter_mut().flatten() {
+            device.taints = None;
+        }
+        spec
+    };
+    bare(wanted) == bare(existing)
 }
 
 /// Carries `timeAdded` of taints over, where a taint that is there already has another
@@ -198,6 +217,58 @@ mod tests {
         );
         apply(&two, &mut observed);
         assert_eq!(generations(&observed), [2, 2]);
+    }
+
+    #[test]
+    fn taints_in_several_slices_are_one_write_each_in_the_same_generation() {
+        let tainted = |name: &str| {
+            let SliceContent::Devices(mut all) = devices(&[name]) else {
+                unreachable!()
+            };
+            all[0].taints = Some(vec![DeviceTaint {
+                key: "gpu.ai.deckhouse.io/lost".to_owned(),
+                effect: "NoExecute".to_owned(),
+                ..DeviceTaint::default()
+            }]);
+            SliceContent::Devices(all)
+        };
+        let mut observed = BTreeMap::new();
+        let well = ["a", "b", "c"].map(|name| devices(&[name]));
+        let first = plan_writes(&well, &observed, "node", None, 0);
+        apply(&first, &mut observed);
+        let ill = [tainted("a"), tainted("b"), devices(&["c"])];
+        let writes = plan_writes(&ill, &observed, "node", None, 1);
+        assert_eq!(writes.len(), 2);
+        apply(&writes, &mut observed);
+        assert_eq!(generations(&observed), [1, 1, 1]);
+        // Together with another name in one slice too; with two it is a new generation.
+        let other = [devices(&["a"]), devices(&["b"]), devices(&["d"])];
+        let writes = plan_writes(&other, &observed, "node", None, 1);
+        apply(&writes, &mut observed);
+        assert_eq!((writes.len(), generations(&observed)), (3, vec![1, 1, 1]));
+        let more = [tainted("a"), devices(&["e"]), devices(&["f"])];
+        let writes = plan_writes(&more, &observed, "node", None, 1);
+        apply(&writes, &mut observed);
+        assert_eq!((writes.len(), generations(&observed)), (3, vec![2, 2, 2]));
+    }
+
+    #[test]
+    fn a_pool_that_a_crash_left_between_two_generations_is_finished_in_a_new_one() {
+        let mut observed = BTreeMap::new();
+        let before = [devices(&["a"]), devices(&["b"])];
+        apply(
+            &plan_writes(&before, &observed, "node", None, 0),
+            &mut observed,
+        );
+        let after = [devices(&["c"]), devices(&["d"])];
+        let writes = plan_writes(&after, &observed, "node", None, 1);
+        apply(&writes[..1], &mut observed);
+        assert_eq!(generations(&observed), [2, 1]);
+        let writes = plan_writes(&after, &observed, "node", None, 0);
+        apply(&writes, &mut observed);
+        let generations = generations(&observed);
+        assert_eq!(generations[0], generations[1]);
+        assert_eq!(plan_writes(&after, &observed, "node", None, 0), Vec::new());
     }
 
     #[test]

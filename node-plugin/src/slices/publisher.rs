@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, pin_mut};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{Counter, CounterSet, DeviceTaint, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceTaint, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::WatchStreamExt;
@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::layout::resource_slice;
-use super::{SliceContent, View, Wanted, Write, plan_writes, pool};
+use super::{SliceContent, View, Wanted, Write, plan_writes, pool, view};
 use crate::DRIVER;
 use crate::events::NodeEvents;
 use crate::metrics::{Metrics, Outcome};
@@ -35,7 +35,8 @@ use crate::readiness::{Part, Readiness};
 const GATHER: Duration = Duration::from_millis(100);
 /// The first and the longest wait after a failed write.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// How often a server that dropped fields is asked again: it may have been upgraded.
+/// How often a server that dropped fields is asked again, besides each time that its watch
+/// broke: behind a load balancer, servers are upgraded one after the other.
 const ASK_AGAIN: Duration = Duration::from_secs(600);
 
 /// The taint of devices whose plugin ended without a successor.
@@ -80,7 +81,7 @@ enum PublishError {
         "the API server stored ResourceSlice {name} with other content than was sent; it is \
          older than this driver or has a feature gate off"
     )]
-    Changed { name: String },
+    Changed { name: String, kept: View },
 }
 
 impl Publisher {
@@ -133,7 +134,7 @@ impl Publisher {
                 () = stop.cancelled() => break,
                 changed = self.wanted.changed() => {
                     if changed.is_err() {
-                        return;
+                        break; // Discovery ends with the same sign, and may be first.
                     }
                     due = Some(Instant::now());
                 }
@@ -150,6 +151,9 @@ impl Publisher {
                         tracing::warn!("{reason}.");
                         self.readiness.not_ready(Part::Slices, &reason);
                         self.in_doubt = true;
+                        if let Some((_, until)) = &mut self.view {
+                            *until = Instant::now(); // It may come back as a later version.
+                        }
                         let later = Instant::now() + RETRY.0;
                         due = Some(due.map_or(later, |at| at.min(later)));
                     }
@@ -194,23 +198,15 @@ impl Publisher {
         let Some(wanted) = self.wanted.borrow().clone() else {
             return Ok(());
         };
-        let view = self.view.map_or(View::FULL, |(view, _)| view);
+        let mut content = pool(&wanted, View::FULL);
+        mark_unserved(&mut content);
+        let view = self.choose_view(&content).await?;
         if !view.taints {
             return Ok(());
         }
         let mut content = pool(&wanted, view);
         mark_unserved(&mut content);
-        let owner = self.owner.clone();
-        let writes = plan_writes(
-            &content,
-            &self.observed,
-            &self.node,
-            owner.as_ref(),
-            self.last_generation,
-        );
-        for write in writes {
-            self.write(write).await?;
-        }
+        self.write_all(&content).await?;
         tracing::info!("No other instance is here: the devices are marked as unserved.");
         Ok(())
     }
@@ -273,10 +269,43 @@ impl Publisher {
         if self.in_doubt {
             self.look().await?;
         }
-        let view = self.choose_view(&wanted).await?;
-        let content = pool(&wanted, view);
+        let mut view = self.choose_view(&pool(&wanted, View::FULL)).await?;
+        let content = loop {
+            let content = pool(&wanted, view);
+            match self.write_all(&content).await {
+                Ok(0) => break content,
+                Ok(writes) => {
+                    let slices = content.len();
+                    tracing::info!(writes, slices, ?view, "The slices were written.");
+                    break content;
+                }
+                // A gate is off since it was asked for, or this is another server than
+                // answered then. What was begun must not stay: devices without the counters
+                // that keep them apart. It is a narrower view each time, so this ends.
+                Err(PublishError::Changed { kept, .. }) if view.both(kept) != view => {
+                    view = view.both(kept);
+                    self.settle_for(view).await;
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let devices = content.iter().map(|slice| match slice {
+            SliceContent::Devices(devices) => devices.len(),
+            SliceContent::Counters(_) => 0,
+        });
+        self.metrics.published(devices.sum());
+        self.metrics.health().published();
+        self.readiness.ready(Part::Slices);
+        Ok(self
+            .view
+            .filter(|(view, _)| *view != View::FULL)
+            .map(|(_, until)| until))
+    }
+
+    /// Writes where the API server's slices differ; returns how many writes that took.
+    async fn write_all(&mut self, content: &[SliceContent]) -> Result<usize, PublishError> {
         let writes = plan_writes(
-            &content,
+            content,
             &self.observed,
             &self.node,
             self.owner.as_ref(),
@@ -288,25 +317,7 @@ impl Publisher {
             self.metrics.slice_write(Outcome::of(&result));
             result?;
         }
-        if count > 0 {
-            tracing::info!(
-                writes = count,
-                slices = content.len(),
-                ?view,
-                "The slices were written."
-            );
-        }
-        let devices = content.iter().map(|slice| match slice {
-            SliceContent::Devices(devices) => devices.len(),
-            SliceContent::Counters(_) => 0,
-        });
-        self.metrics.published(devices.sum());
-        self.metrics.health().published();
-        self.readiness.ready(Part::Slices);
-        Ok(self
-            .view
-            .filter(|(view, _)| *view == View::REDUCED)
-            .map(|(_, until)| until))
+        Ok(count)
     }
 
     /// Lists what is there. A watch that failed resumes without a word, and may never say
@@ -355,58 +366,79 @@ impl Publisher {
             Write::Apply(slice) => {
                 let name = slice.name_any();
                 let stored = apply(&api, &slice, false).await?;
-                let kept = same_content(&slice, &stored);
+                let same = view::same_content(&slice, &stored);
+                let kept = view::kept(&slice, &stored);
                 self.last_generation = self.last_generation.max(stored.spec.pool.generation);
                 self.observed.insert(name.clone(), stored);
-                if !kept {
-                    self.view = None; // A gate may be off since it was asked for.
-                    return Err(PublishError::Changed { name });
+                if !same {
+                    return Err(PublishError::Changed { name, kept });
                 }
             }
         }
         Ok(())
     }
 
-    /// Whether the API server keeps counters, asked with a dry run of a new object:
-    /// an existing one would keep fields of a gate that is off now.
-    async fn choose_view(&mut self, wanted: &Wanted) -> Result<View, PublishError> {
+    /// What the API server keeps, where what is wanted has anything that it might drop.
+    /// Once it keeps everything it is not asked again: a write that comes back changed tells.
+    async fn choose_view(&mut self, full: &[SliceContent]) -> Result<View, PublishError> {
         if let Some((view, until)) = self.view
             && (view == View::FULL || Instant::now() < until)
         {
             return Ok(view);
         }
-        let full = pool(wanted, View::FULL);
-        let has_counters = full
-            .iter()
-            .any(|slice| matches!(slice, SliceContent::Counters(_)));
-        if !has_counters && wanted.all_faults().is_empty() {
-            return Ok(View::FULL); // Nothing that could be dropped; ask when there is.
+        if view::is_plain(full) {
+            return Ok(View::FULL); // Ask when there is something.
         }
-        let one = Counter {
-            value: super::quantity::count(1),
+        let view = match self.ask(View::FULL).await? {
+            Some(view) => view,
+            // Refused, and not each field need be why.
+            None => {
+                let mut view = View::REDUCED;
+                for field in View::EACH {
+                    if let Some(kept) = self.ask(field).await? {
+                        view = view.or(kept.both(field));
+                    }
+                }
+                view
+            }
         };
-        let set = CounterSet {
-            name: "probe".to_owned(),
-            counters: BTreeMap::from([("probe".to_owned(), one)]),
-        };
-        let content = SliceContent::Counters(vec![set]);
-        let owner = self.owner.as_ref();
-        let mut probe = resource_slice(&content, &self.node, owner, 0, 1, 1);
+        self.settle_for(view).await;
+        Ok(view)
+    }
+
+    /// Asks what the server keeps of a device with these fields; `None` where it refuses it.
+    async fn ask(&self, fields: View) -> Result<Option<View>, PublishError> {
+        let content = view::probe(fields);
+        let mut probe = resource_slice(&content, &self.node, self.owner.as_ref(), 0, 1, 1);
         probe.metadata.name = Some(format!("probe-{}", probe.name_any()));
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
-        let kept = same_content(&probe, &apply(&api, &probe, true).await?);
-        let view = if kept { View::FULL } else { View::REDUCED };
-        if view == View::REDUCED && self.view.is_none_or(|(before, _)| before == View::FULL) {
-            let note = "The API server drops counters of ResourceSlices (feature gate \
-                        DRAPartitionableDevices, on by default since Kubernetes 1.36). GPU \
-                        partitions are not offered, whole devices are.";
+        match apply(&api, &probe, true).await {
+            Ok(stored) => Ok(Some(view::kept(&probe, &stored))),
+            Err(PublishError::Slice { source, .. }) if is_refusal(&source) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Publishes for this view from now on, and says so where it is another one.
+    async fn settle_for(&mut self, view: View) {
+        let before = self.view.map_or(View::FULL, |(view, _)| view);
+        self.view = Some((view, Instant::now() + ASK_AGAIN));
+        if view == before {
+            return;
+        }
+        let action = "PublishResourceSlices";
+        if view == View::FULL {
+            let note = "The API server keeps all fields of ResourceSlices now: everything is \
+                        offered.";
+            tracing::info!("{note}");
+            self.events.tell("FullResourceSlices", action, note).await;
+        } else {
+            let note = view.explanation();
             tracing::warn!("{note}");
             self.events
-                .warn("ReducedResourceSlices", "PublishResourceSlices", note)
+                .warn("ReducedResourceSlices", action, &note)
                 .await;
         }
-        self.view = Some((view, Instant::now() + ASK_AGAIN));
-        Ok(view)
     }
 
     async fn node_owner(&self) -> Result<OwnerReference, PublishError> {
@@ -427,6 +459,11 @@ impl Publisher {
             block_owner_deletion: None,
         })
     }
+}
+
+/// Whether a server says that an object is not one, and not that it cannot answer.
+fn is_refusal(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 422))
 }
 
 async fn apply(
@@ -469,17 +506,4 @@ fn mark_unserved(content: &mut [SliceContent]) {
             device.taints.get_or_insert_default().push(taint);
         }
     }
-}
-
-/// Whether the server stored what was sent; the time that a taint was added is its own.
-fn same_content(sent: &ResourceSlice, stored: &ResourceSlice) -> bool {
-    let mut stored = stored.spec.clone();
-    let sent_devices = sent.spec.devices.iter().flatten();
-    for (device, sent) in stored.devices.iter_mut().flatten().zip(sent_devices) {
-        let taints = device.taints.iter_mut().flatten();
-        for (taint, sent) in taints.zip(sent.taints.iter().flatten()) {
-            taint.time_added.clone_from(&sent.time_added);
-        }
-    }
-    stored == sent.spec
 }

@@ -27,7 +27,7 @@ pub(super) fn apply(published: &mut [Published], wanted: &Wanted) {
     for device in devices {
         let taints = of_device(device, &faults);
         if !taints.is_empty() {
-            device.taints = Some(taints);
+            device.taints.get_or_insert_default().extend(taints);
         }
     }
 }

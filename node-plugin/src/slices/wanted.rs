@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpu::{Gpu, Inventory, PciAddress};
 
-use super::{MigPolicy, SharingKind, StaticInstance};
+use super::{Holding, MigPolicy, SharingKind, StaticInstance};
 use crate::health::Fault;
 
 /// What should be published.
@@ -23,6 +23,9 @@ pub struct Wanted {
     pub mig: MigPolicy,
     /// The GPUs that are shared, and how. A GPU that is not among them has no shared device.
     pub sharing: BTreeMap<PciAddress, SharingKind>,
+    /// What claims hold, by the device names under which it was allocated to them. It stays
+    /// published whatever else changes.
+    pub held: BTreeMap<String, (PciAddress, Holding)>,
     /// Which of the GPUs are described as they were when they could last be read. Their
     /// devices stay, and their taint keeps new claims off.
     pub unreadable: BTreeSet<PciAddress>,
@@ -39,6 +42,7 @@ impl Wanted {
             statics,
             mig: MigPolicy::default(),
             sharing: BTreeMap::new(),
+            held: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             faults: Vec::new(),
         }
@@ -48,6 +52,13 @@ impl Wanted {
     #[must_use]
     pub fn under(mut self, mig: MigPolicy) -> Self {
         self.mig = mig;
+        self
+    }
+
+    /// The same with what claims hold.
+    #[must_use]
+    pub fn holding(mut self, held: BTreeMap<String, (PciAddress, Holding)>) -> Self {
+        self.held = held;
         self
     }
 

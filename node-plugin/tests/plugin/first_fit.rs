@@ -58,6 +58,31 @@ impl FirstFit {
         Some(device.name)
     }
 
+    /// Gives so many devices to one claim, all with the same value of an attribute
+    /// (`matchAttribute`); a device without it matches none.
+    pub(crate) fn take_together(
+        &mut self,
+        count: usize,
+        attribute: &str,
+        matches: impl Fn(&Device) -> bool,
+    ) -> Option<Vec<String>> {
+        let values: Vec<String> = self
+            .devices
+            .iter()
+            .map(|d| text(d, attribute).to_owned())
+            .collect();
+        for value in values.iter().filter(|value| !value.is_empty()) {
+            let mut attempt = self.clone();
+            let all = |device: &Device| text(device, attribute) == value && matches(device);
+            let taken: Option<Vec<String>> = (0..count).map(|_| attempt.take(all)).collect();
+            if taken.is_some() {
+                *self = attempt;
+                return taken;
+            }
+        }
+        None
+    }
+
     /// Gives a share of the first shared device that has so much memory left.
     pub(crate) fn take_share(&mut self, mebibytes: u64) -> Option<String> {
         let fits = |device: &&Device| {

@@ -46,7 +46,7 @@ fn is_dns_label(name: &str) -> bool {
 }
 
 /// Everything that the API server checks on a slice, and what makes a pool invalid.
-fn assert_within_limits(content: &[SliceContent]) {
+pub(crate) fn assert_within_limits(content: &[SliceContent]) {
     let (counters, devices) = split(content);
     let mut sets: BTreeMap<&str, &CounterSet> = BTreeMap::new();
     for slice in counters {
@@ -359,7 +359,7 @@ fn an_administrators_instance_on_an_unreadable_gpu_keeps_its_place() {
     let after = unclaimed(rest).keeping(Some(&before));
     assert_eq!(after.statics, statics);
     let names = |wanted| -> Vec<String> {
-        let content = pool(wanted, View::REDUCED);
+        let content = pool(wanted, View::FULL);
         let (_, devices) = split(&content);
         devices.concat().into_iter().map(|d| d.name).collect()
     };

@@ -57,17 +57,6 @@ fn a_gpu_with_mig_mode_on_and_nothing_in_it_is_named_with_what_to_do() {
     assert!(told[0].contains("-cgi"), "{told:?}");
 }
 
-#[test]
-fn an_instance_that_a_claim_made_before_the_policy_stays_published_until_it_is_gone() {
-    let mut wanted = with_statics("a30-2", &[("1g.6gb", 3)]).under(MigPolicy::Static);
-    first(&mut wanted);
-    wanted.statics.clear(); // A claim's.
-    assert_eq!(names(&wanted).len(), 1);
-    assert!(names(&wanted)[0].ends_with("-mig-1g6gb-3"));
-    wanted.inventory.gpus[0].instances.clear();
-    assert_eq!(names(&wanted), Vec::<String>::new());
-}
-
 /// The first GPU's only instance, an administrator's, with other compute instances.
 fn with_compute_instances(change: impl Fn(&mut Vec<gpu::ComputeInstance>)) -> Wanted {
     let mut wanted = with_statics("h100-80gb-8", &[("2g.20gb", 0)]);

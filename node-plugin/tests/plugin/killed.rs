@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::node::{TestNode, loaded_at, settings_at};
+use crate::sharing::MpsNode;
 
 /// What the process is told.
 #[derive(Serialize, Deserialize)]
@@ -265,6 +266,50 @@ async fn at_every_step(node: &TestNode, devices: &[&str], prepare: bool) -> Vec<
         }
     }
     steps
+}
+
+/// A daemon takes a while to start, so each step is followed by one of the three here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plugin_that_is_killed_at_any_step_of_a_share_leaves_no_daemon_and_no_limit_behind() {
+    let node = MpsNode::on(TestNode::with_gpus(1));
+    let ways = [Then::Again, Then::Unprepare, Then::Forget];
+    for prepare in [true, false] {
+        let mut steps = Vec::new();
+        for kill_at in 1.. {
+            let then = ways[kill_at % ways.len()];
+            let claim = node.share(0, &format!("share-{prepare}-{kill_at}"), 8 << 30, 10);
+            if !prepare {
+                node.plugin().prepare(claim.clone()).await.unwrap();
+            }
+            let step = killed(&node, &claim, prepare, kill_at);
+            let is_through = step.is_none();
+            steps.extend(step);
+            if is_through && prepare {
+                node.agrees(&[&claim]);
+            }
+            carry_on(&node, &claim, prepare, then).await;
+            if is_through {
+                break;
+            }
+        }
+        let expected: &[&str] = if prepare {
+            &[
+                "Started",
+                "after compute mode",
+                "daemon launched",
+                "daemon told",
+                "Completed",
+            ]
+        } else {
+            &[
+                "CdiRemoved",
+                "daemon ended",
+                "daemon's folder removed",
+                "Forgotten",
+            ]
+        };
+        assert_steps(&steps, expected);
+    }
 }
 
 /// The functions of NVML that change something.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fake_nvml::node::{self as fake, DeviceNodes};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use gpu::{Gpus, Inventory, Library, PciAddress, Placement, Roots};
+use gpu::{ComputeMode, Gpus, Inventory, Library, PciAddress, Placement, Roots};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use node_plugin::claims::checkpoint::{Checkpoints, ClaimRef, Stage, Target};
 use node_plugin::claims::core::{Step, StepHook};
@@ -362,6 +362,11 @@ impl TestNode {
         let order = |of: &mut Vec<(PciAddress, u32, Placement, u32, Vec<String>)>| {
             of.sort_by_key(|(pci, _, at, ..)| (*pci, at.start));
         };
+        if claims.is_empty() {
+            assert_eq!(self.names("mps"), Vec::<String>::new(), "MPS daemons");
+            let modes = inventory.gpus.iter().map(|gpu| gpu.compute_mode);
+            assert!(modes.into_iter().all(|mode| mode == ComputeMode::Default));
+        }
         order(&mut recorded);
         order(&mut existing);
         assert_eq!(existing, recorded, "MIG instances");

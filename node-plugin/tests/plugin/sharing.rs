@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The stand-in, built once: cargo builds a dependency's library for tests, and no
 /// executable of it.
-fn control() -> &'static Path {
+pub(crate) fn control() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let status = Command::new(env!("CARGO"))
@@ -40,7 +40,7 @@ fn control() -> &'static Path {
 }
 
 /// A node whose driver has the control daemon. What it started is gone when it goes.
-struct MpsNode {
+pub(crate) struct MpsNode {
     node: TestNode,
 }
 
@@ -54,7 +54,10 @@ impl std::ops::Deref for MpsNode {
 
 impl MpsNode {
     fn new(topology: &str) -> Self {
-        let node = TestNode::new(topology);
+        Self::on(TestNode::new(topology))
+    }
+
+    pub(crate) fn on(node: TestNode) -> Self {
         fake::place_mps_control(control(), &node.path("driver")).unwrap();
         Self { node }
     }
@@ -92,7 +95,7 @@ impl MpsNode {
         self.inventory().gpus[gpu].compute_mode
     }
 
-    fn share(&self, gpu: usize, name: &str, memory: u64, cores: u32) -> ClaimRef {
+    pub(crate) fn share(&self, gpu: usize, name: &str, memory: u64, cores: u32) -> ClaimRef {
         let device = format!("{}-shared", self.device(gpu, ""));
         self.put_shares(name, &[(&device, memory, cores)])
     }

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use super::super::files::{self as durable, Flush};
 use super::launch::{self, Launch};
 use super::limits::{self, Needed};
 use super::process::{ControlError, Process};
@@ -357,6 +358,7 @@ impl Daemons {
             .kill_on_drop(false)
             .spawn()
             .map_err(|e| failed(e.to_string()))?;
+        durable::step("daemon launched");
         // A restart of the plugin ends this wait, not the daemon.
         let exit = tokio::spawn(async move { child.wait().await });
         let process = self.launched(places, &failed, exit).await?;
@@ -487,6 +489,7 @@ impl Daemons {
                 process.signal(Signal::KILL);
                 process.ended().await.ok();
             }
+            durable::step("daemon ended");
             tracing::info!(%device, pid = process.pid, "An MPS daemon was stopped.");
             self.report(device, What::Stopped);
         }
@@ -508,6 +511,7 @@ impl Daemons {
         if let Err(error) = fs::remove_dir_all(&places.folder) {
             tracing::error!(%device, %error, "The folder of an MPS daemon cannot be removed.");
         }
+        durable::step("daemon's folder removed");
     }
 
     /// Kills what is left in the daemon's cgroup: servers without their daemon would keep
@@ -564,7 +568,9 @@ impl Daemons {
         made(places.folder.clone(), 0o711)?;
         made(places.pipe(), 0o755)?; // Clients of any user connect there.
         made(places.shm(), 0o1777)?; // It is their /dev/shm.
-        made(places.log(), 0o700)
+        made(places.log(), 0o700)?;
+        durable::step("daemon's folders made");
+        Ok(())
     }
 
     /// What was kept in the folder in this boot.
@@ -582,9 +588,8 @@ impl Daemons {
     ) -> Result<(), SharingError> {
         let path = places.folder.join("state.json");
         let write = || {
-            let temporary = path.with_extension("new");
-            fs::write(&temporary, serde_json::to_vec(state)?)?;
-            fs::rename(temporary, &path)
+            let bytes = serde_json::to_vec(state)?;
+            durable::replace(&path, &bytes, Flush::None)
         };
         write().map_err(|source| SharingError::Folder {
             device,

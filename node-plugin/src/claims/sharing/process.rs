@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt as _;
 
+use super::super::files::step;
 use super::launch::{self, Launch};
 use super::ready::readable;
 use super::{Places, Portion};
@@ -190,6 +191,7 @@ impl Process {
         ]
         .iter()
         .any(|word| lower.contains(word));
+        step("daemon told");
         if output.status.success() && !refused {
             return Ok(answer);
         }

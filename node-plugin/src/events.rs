@@ -43,15 +43,44 @@ impl NodeEvents {
 
     /// Something that a person should look at.
     pub async fn warn(&self, reason: &str, action: &str, note: &str) {
-        self.publish(EventType::Warning, reason, action, note).await;
+        self.publish(EventType::Warning, reason, action, None, note)
+            .await;
     }
 
     /// Something that is good to know.
     pub async fn tell(&self, reason: &str, action: &str, note: &str) {
-        self.publish(EventType::Normal, reason, action, note).await;
+        self.publish(EventType::Normal, reason, action, None, note)
+            .await;
     }
 
-    async fn publish(&self, type_: EventType, reason: &str, action: &str, note: &str) {
+    /// Something about one thing on a device, to look at or good to know. Events that
+    /// differ only in their note count as one, so the thing is named beside it.
+    pub async fn of_device(
+        &self,
+        type_: EventType,
+        reason: &str,
+        (device, thing): (&str, &str),
+        note: &str,
+    ) {
+        let related = ObjectReference {
+            api_version: Some("resource.k8s.io/v1".to_owned()),
+            kind: Some("Device".to_owned()),
+            name: Some(device.to_owned()),
+            field_path: Some(thing.to_owned()),
+            ..ObjectReference::default()
+        };
+        self.publish(type_, reason, "WatchHealth", Some(related), note)
+            .await;
+    }
+
+    async fn publish(
+        &self,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        secondary: Option<ObjectReference>,
+        note: &str,
+    ) {
         let Some(recorder) = &self.recorder else {
             return;
         };
@@ -64,7 +93,7 @@ impl NodeEvents {
             reason: reason.to_owned(),
             note: Some(note),
             action: action.to_owned(),
-            secondary: None,
+            secondary,
         };
         if let Err(error) = recorder.publish(&event, &self.reference).await {
             tracing::warn!(%error, reason, "An event could not be written.");

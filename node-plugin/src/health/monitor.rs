@@ -13,19 +13,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu::{EventKind, PciAddress};
+use kube::runtime::events::EventType;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{self, Answer};
-use super::core::{Change, Observation, Policy, State};
+use super::core::{Change, Ended, Observation, Policy, State};
 use super::repairs::Repairs;
 use super::store;
-use super::{Fault, Severity};
+use super::{Fault, Scope, Severity};
 use crate::claims::hardware::{Hardware, HardwareError};
 use crate::events::NodeEvents;
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness};
-use crate::slices::Wanted;
+use crate::slices::{Wanted, names};
 
 /// How long after a failure events are waited for again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(10);
@@ -128,9 +129,30 @@ struct Waiting {
 
 /// What to tell people, in order and without holding anybody up.
 struct Notice {
-    warning: bool,
+    type_: EventType,
     reason: &'static str,
+    /// The device and what is about it; none for the node.
+    about: Option<(String, String)>,
     note: String,
+}
+
+impl Notice {
+    fn of(fault: &Fault, type_: EventType, reason: &'static str, note: String) -> Self {
+        let device = names::whole(fault.scope.pci());
+        let mut thing = fault.kind.name().to_owned();
+        if !fault.value.is_empty() {
+            thing = format!("{thing}={}", fault.value);
+        }
+        if let Scope::Instance { placement, .. } = fault.scope {
+            thing = format!("{thing} at {}", placement.start);
+        }
+        Self {
+            type_,
+            reason,
+            about: Some((device, thing)),
+            note,
+        }
+    }
 }
 
 /// Watches the health of a node's GPUs.
@@ -552,29 +574,20 @@ impl Monitor {
             } else {
                 tracing::info!(fault = fault.message, "A GPU reports something.");
             }
-            let reason = if warning { "GPUFault" } else { "GPUNotice" };
-            let note = fault.message;
-            self.notices
-                .send(Notice {
-                    warning,
-                    reason,
-                    note,
-                })
-                .ok();
+            let (type_, reason) = match warning {
+                true => (EventType::Warning, "GPUFault"),
+                false => (EventType::Normal, "GPUNotice"),
+            };
+            let notice = Notice::of(&fault, type_, reason, fault.message.clone());
+            self.notices.send(notice).ok();
         }
         for ended in change.ended {
-            let message = ended.fault.message;
-            tracing::info!(fault = message, why = ended.why, "A fault ended.");
-            if ended.fault.severity > Severity::Information {
-                let note = format!("{}: {message}", ended.why);
-                let (warning, reason) = (false, "GPURecovered");
-                self.notices
-                    .send(Notice {
-                        warning,
-                        reason,
-                        note,
-                    })
-                    .ok();
+            let Ended { fault, why } = ended;
+            tracing::info!(fault = fault.message, why, "A fault ended.");
+            if fault.severity > Severity::Information {
+                let note = format!("{why}: {}", fault.message);
+                let notice = Notice::of(&fault, EventType::Normal, "GPURecovered", note);
+                self.notices.send(notice).ok();
             }
         }
     }
@@ -597,15 +610,13 @@ fn recall(path: &std::path::Path, boot_id: &str, notices: &mpsc::UnboundedSender
         Ok(None) => State::new(boot_id),
         Err(error) => {
             tracing::error!(%error, "The faults from before the start cannot be read.");
-            let (warning, reason) = (true, "HealthStateUnusable");
-            let note = error.to_string();
-            notices
-                .send(Notice {
-                    warning,
-                    reason,
-                    note,
-                })
-                .ok();
+            let notice = Notice {
+                type_: EventType::Warning,
+                reason: "HealthStateUnusable",
+                about: None,
+                note: error.to_string(),
+            };
+            notices.send(notice).ok();
             State::new(boot_id)
         }
     }
@@ -628,14 +639,13 @@ async fn save(path: PathBuf, mut states: watch::Receiver<Option<State>>) {
 
 async fn announce(events: NodeEvents, mut notices: mpsc::UnboundedReceiver<Notice>) {
     while let Some(notice) = notices.recv().await {
-        if notice.warning {
-            events
-                .warn(notice.reason, "WatchHealth", &notice.note)
-                .await;
-        } else {
-            events
-                .tell(notice.reason, "WatchHealth", &notice.note)
-                .await;
+        let Notice { type_, reason, .. } = notice;
+        match &notice.about {
+            Some((device, thing)) => {
+                let about = (device.as_str(), thing.as_str());
+                events.of_device(type_, reason, about, &notice.note).await;
+            }
+            None => events.warn(reason, "WatchHealth", &notice.note).await,
         }
     }
 }

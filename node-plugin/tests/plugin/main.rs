@@ -12,6 +12,7 @@ mod disk;
 mod double;
 mod first_fit;
 mod golden;
+mod health;
 mod held;
 mod histories;
 mod killed;

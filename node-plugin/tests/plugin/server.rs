@@ -27,7 +27,7 @@ use crate::node::TestNode;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-fn client() -> Client {
+pub(crate) fn client() -> Client {
     ControlPlane::shared().unwrap().client().unwrap()
 }
 
@@ -110,7 +110,7 @@ impl Running {
     }
 }
 
-async fn slices_of(client: &Client, node: &str) -> BTreeMap<String, ResourceSlice> {
+pub(crate) async fn slices_of(client: &Client, node: &str) -> BTreeMap<String, ResourceSlice> {
     let selector = format!("spec.nodeName={node},spec.driver=gpu.ai.deckhouse.io");
     let api: Api<ResourceSlice> = Api::all(client.clone());
     let list = api
@@ -184,7 +184,7 @@ pub(crate) async fn wait_until_ready(running: &Running) {
     }
 }
 
-fn versions(slices: &BTreeMap<String, ResourceSlice>) -> Vec<Option<String>> {
+pub(crate) fn versions(slices: &BTreeMap<String, ResourceSlice>) -> Vec<Option<String>> {
     slices.values().map(ResourceExt::resource_version).collect()
 }
 

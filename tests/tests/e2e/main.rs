@@ -3,6 +3,7 @@
 //!
 //! The tests share the cluster's GPUs, so they run one at a time.
 
+mod health;
 mod orders;
 mod reboot;
 mod restarts;

@@ -20,7 +20,8 @@ pub struct Facts {
     pub uuid: Option<String>,
     /// The UUID of the GPU that a partition is on.
     pub parent_uuid: Option<String>,
-    /// The device's memory in bytes, or that of the share: measured by NVML: MIG profile names round it up.
+    /// The device's memory in bytes as NVML measures it (MIG profile names round it up), or
+    /// how much of it the share may use.
     pub memory_bytes: Option<u64>,
     /// A partition's streaming multiprocessors.
     pub multiprocessors: Option<u32>,

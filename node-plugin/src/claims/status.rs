@@ -97,6 +97,8 @@ fn data(inventory: &Inventory, device: &PreparedDevice) -> Value {
     add("parentUUID", facts.parent_uuid.map(Value::from));
     add("memoryBytes", facts.memory_bytes.map(Value::from));
     add("multiprocessors", facts.multiprocessors.map(Value::from));
+    add("coresPercent", facts.cores_percent.map(Value::from));
+    add("sharing", facts.sharing.map(|kind| kind.as_str().into()));
     add("profile", facts.profile.map(Value::from));
     let placement = |p: gpu::Placement| json!({"start": p.start, "size": p.size});
     add("placement", facts.placement.map(placement));

@@ -561,3 +561,34 @@ async fn shares_of_an_administrators_partition_have_a_daemon_of_their_own() {
     assert!(daemon(0).is_some());
     assert_eq!(node.instances(), 2, "the administrator's instances stay");
 }
+
+#[tokio::test]
+async fn an_administrator_looks_at_shared_devices_without_a_limit_and_starts_no_daemon() {
+    let node = MpsNode::new("h100-80gb-8");
+    let plugin = node.plugin();
+    let user = node.share(0, "user", 8 * GIB, 20);
+    plugin.prepare(user.clone()).await.unwrap();
+    let (pid, told) = (node.pid(0), node.told(0));
+    let before = node.inventory();
+
+    let shared = |gpu| format!("{}-shared", node.device(gpu, ""));
+    let admin = node.admin_claim("admin", "uid-admin", &[&shared(0), &shared(1)]);
+    plugin.prepare(admin.clone()).await.unwrap();
+    let spec = node.cdi("uid-admin").unwrap();
+    for device in &spec.devices {
+        let edits = &device.container_edits;
+        let limits = edits.env.iter().filter(|env| env.starts_with("CUDA_MPS"));
+        assert_eq!(limits.count(), 0, "{:?}", edits.env);
+        let mounts = edits.mounts.iter();
+        assert!(mounts.clone().all(|m| !m.container_path.contains("mps")));
+    }
+    assert_eq!(spec.devices[0].container_edits.device_nodes.len(), 1);
+    assert_eq!((node.pid(0), node.told(0)), (pid, told));
+    assert!(node.daemon(1).is_none());
+    assert_eq!(node.inventory(), before);
+
+    plugin.unprepare(admin).await.unwrap();
+    assert_eq!(node.pid(0), pid);
+    plugin.unprepare(user).await.unwrap();
+    assert!(node.daemon(0).is_none());
+}

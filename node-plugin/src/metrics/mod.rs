@@ -99,7 +99,7 @@ impl Default for Metrics {
             daemons: Family::default(),
         };
         metrics.register(&mut registry);
-        metrics.from_zero();
+        metrics.begin_at_zero();
         Self {
             registry: Arc::new(registry),
             ..metrics
@@ -195,7 +195,7 @@ impl Metrics {
     }
 
     /// Counters start at zero, so that the first increment is seen as one.
-    fn from_zero(&self) {
+    fn begin_at_zero(&self) {
         for operation in Operation::ALL.iter().copied() {
             for cause in Cause::ALL.iter().copied() {
                 let labels = ErrorLabels { operation, cause };

@@ -1,7 +1,7 @@
 //! The node plugin is upgraded while pods with claims start and stop.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -286,7 +286,10 @@ impl SliceWatch {
             let mut events = Box::pin(watcher(api, config));
             let note = |what: String| {
                 eprintln!("{what}");
-                noted.lock().unwrap().push(what);
+                noted
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(what);
             };
             while let Some(event) = events.next().await {
                 match event {
@@ -317,7 +320,7 @@ impl SliceWatch {
     fn unharmed(self) -> Outcome {
         ensure!(!self.task.is_finished(), "the watch of the slices ended");
         self.task.abort();
-        let harm = self.harm.lock().unwrap();
+        let harm = self.harm.lock().unwrap_or_else(PoisonError::into_inner);
         ensure!(harm.is_empty(), "{harm:#?}");
         Ok(())
     }

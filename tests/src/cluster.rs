@@ -204,24 +204,46 @@ pub async fn container_environment(
     node: &str,
     container_id: &str,
 ) -> anyhow::Result<Vec<(String, String)>> {
-    let id = container_id.rsplit('/').next().unwrap_or(container_id);
-    let inspected = cluster
-        .on_node(node, &["crictl", "inspect", "--output", "json", id])
-        .await?;
-    let inspected: serde_json::Value = serde_json::from_str(&inspected)?;
-    let pid = inspected["info"]["pid"]
-        .as_i64()
-        .context("crictl tells no process id")?;
+    let pid = process_of(cluster, node, container_id).await?;
     let environment = cluster
         .on_node(node, &["cat", &format!("/proc/{pid}/environ")])
         .await?;
     ensure!(
         !environment.is_empty(),
-        "process {pid} of container {id} has no environment"
+        "process {pid} of container {container_id} has no environment"
     );
     Ok(environment
         .split('\0')
         .filter_map(|pair| pair.split_once('='))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect())
+}
+
+/// A file as a running container sees it, with what is mounted there. The path must not lead over an
+/// absolute link.
+///
+/// # Errors
+/// When the container does not run on the node, or has no such file.
+pub async fn container_file(
+    cluster: &Cluster,
+    node: &str,
+    container_id: &str,
+    path: &str,
+) -> anyhow::Result<String> {
+    let pid = process_of(cluster, node, container_id).await?;
+    cluster
+        .on_node(node, &["cat", &format!("/proc/{pid}/root{path}")])
+        .await
+}
+
+/// The process id, on its node, of a running container.
+async fn process_of(cluster: &Cluster, node: &str, container_id: &str) -> anyhow::Result<i64> {
+    let id = container_id.rsplit('/').next().unwrap_or(container_id);
+    let inspected = cluster
+        .on_node(node, &["crictl", "inspect", "--output", "json", id])
+        .await?;
+    let inspected: serde_json::Value = serde_json::from_str(&inspected)?;
+    inspected["info"]["pid"]
+        .as_i64()
+        .context("crictl tells no process id")
 }

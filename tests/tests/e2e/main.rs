@@ -4,6 +4,7 @@
 //! The tests share the cluster's GPUs, so they run one at a time.
 
 mod health;
+mod metadata;
 mod orders;
 mod reboot;
 mod restarts;

@@ -294,7 +294,8 @@ async fn slices_are_owned_by_the_node_written_once_and_back_at_once_after_a_wipe
         complete(slices) && devices(slices) == devices(&new)
     })
     .await;
-    assert!(again.values().all(|s| s.spec.pool.generation == 3));
+    // Taints come and go without a new generation: the pool is whole all the while.
+    assert!(again.values().all(|s| s.spec.pool.generation == 1));
     wait_until_ready(&running).await;
     assert_eq!(plugin.prepare_claim(&claim).await.unwrap(), prepared);
     plugin.unprepare_claim(&claim).await.unwrap();

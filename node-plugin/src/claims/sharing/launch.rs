@@ -181,6 +181,7 @@ impl Daemon {
         let whole = LOADERS.iter().any(|loader| root.join(loader).exists());
         let chroot = whole && root != Path::new("/");
         let mut process = self.process(root.clone());
+        process.own_mounts = true;
         if !chroot {
             mount_bind(self.places.shm(), "/dev/shm")?;
             return Ok(process);
@@ -214,6 +215,7 @@ impl Daemon {
             started: started(pid).unwrap_or_default(),
             root,
             chroot: false,
+            own_mounts: false,
             program: self.program.clone(),
             pipe: self.places.pipe(),
             log: self.places.log(),
@@ -282,11 +284,10 @@ pub(super) fn hierarchies(root: &Path) -> Vec<PathBuf> {
 
 /// A command is run where its daemon is.
 fn command(process: &Process) -> io::Result<Never> {
-    enter(
-        &Path::new("/proc")
-            .join(process.pid.to_string())
-            .join("ns/mnt"),
-    )?;
+    if process.own_mounts {
+        let namespace = format!("/proc/{}/ns/mnt", process.pid);
+        enter(Path::new(&namespace))?;
+    }
     Err(exec(process, &[]))
 }
 

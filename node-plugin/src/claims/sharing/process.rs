@@ -34,6 +34,9 @@ pub struct Process {
     pub root: PathBuf,
     /// Whether that root is the daemon's `/`.
     pub chroot: bool,
+    /// Whether it has mounts of its own, made from the host's. One that stayed in its
+    /// plugin's file system is reached by the same paths from every other instance.
+    pub own_mounts: bool,
     /// The program below that root.
     pub program: String,
     /// Its pipe directory, as it sees it.
@@ -239,6 +242,7 @@ mod tests {
             started: started(std::process::id()).unwrap(),
             root: "/".into(),
             chroot: false,
+            own_mounts: false,
             program: "p".into(),
             pipe: "/p".into(),
             log: "/l".into(),

@@ -140,6 +140,45 @@ async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted
 }
 
 #[tokio::test]
+async fn small_orders_of_the_built_in_class_are_served_by_shares_of_one_gpu() -> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("small").await?;
+    let first = Order::file(&cluster, &namespace, "first", "default-llm", SMOLLM).await?;
+    let second = Order::file(&cluster, &namespace, "second", "default-llm", SMOLLM).await?;
+    let mut devices = Vec::new();
+    for order in [&first, &second] {
+        let served = order.ready().await?;
+        // no bounds, so the smallest share that holds the model.
+        let plan = served.status.and_then(|status| status.plan);
+        let plan = plan.context("the order has no plan")?;
+        let granted = plan.memory_per_device_bytes.unwrap_or_default();
+        let needed = plan.required_memory_bytes.unwrap_or_default();
+        ensure!(
+            plan.sharing_mode == Some(inference_api::SharingMode::Shared)
+                && (needed..needed + (1 << 20)).contains(&granted)
+                && plan.share_percent.is_some_and(|percent| percent < 5),
+            "planned {plan:?}"
+        );
+        let allocated = order.devices().await?;
+        ensure!(allocated.len() == 1, "{} holds {allocated:?}", order.name);
+        let answer = order.chat(QUESTION).await?;
+        ensure!(
+            answer.contains("Paris"),
+            "{} answered: {answer}",
+            order.name
+        );
+        devices.extend(allocated);
+    }
+    ensure!(
+        devices[0] == devices[1] && devices[0].1.ends_with("-shared"),
+        "two GPUs for two small orders: {devices:?}"
+    );
+    cluster.delete_namespace(&namespace).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_model_that_fits_nowhere_is_refused_for_capacity() -> Outcome {
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;

@@ -309,18 +309,21 @@ async fn an_xid_on_a_mig_instance_taints_only_what_overlaps_it() {
     hardware.recovery_action("0", RESET).unwrap();
     hardware.xid("0", 94, Some((instance, None))).unwrap();
     let taint = "xid=94 NoSchedule";
+    let own = node.device(0, "");
+    let shared = format!("{own}-shared");
+    // Taints keep the pool's generation: each slice gets them by a write of its own.
     let slices = wait_for(&client, name, |slices| {
-        complete(slices) && taints(slices)[&device].contains(taint)
+        let tainted = |device: &String| taints(slices)[device].contains(taint);
+        complete(slices) && [&device, &own, &shared].into_iter().all(tainted)
     })
     .await;
-    let own = node.device(0, "");
     let concerned: BTreeSet<String> = taints(&slices)
         .into_iter()
         .filter(|(_, taints)| taints.contains(taint))
         .map(|(device, _)| device.strip_prefix(&own).unwrap_or(&device).to_owned())
         .collect();
     // Memory slices 4 and 5, whatever reaches into them, and what spans the GPU.
-    let mut expected: BTreeSet<String> = [
+    let expected: BTreeSet<String> = [
         "",
         "-mig-1g10gb-4",
         "-mig-1g10gb-5",
@@ -330,15 +333,10 @@ async fn an_xid_on_a_mig_instance_taints_only_what_overlaps_it() {
         "-mig-2g20gb-4",
         "-mig-3g40gb-4",
         "-mig-7g80gb-0",
+        "-shared",
     ]
     .map(str::to_owned)
     .into();
-    expected.extend(
-        concerned
-            .iter()
-            .filter(|d| d.as_str() == "-shared")
-            .cloned(),
-    );
     assert_eq!(concerned, expected);
     plugin.unprepare_claim(&claim).await.unwrap();
     running.stop().await;

@@ -22,7 +22,8 @@ pub const DRIVER: &str = "gpu.ai.deckhouse.io";
 
 /// The name of the GPU that a device is, or is a partition of.
 pub fn gpu_of(device: &str) -> &str {
-    device.split("-mig-").next().unwrap_or(device)
+    let gpu = device.split("-mig-").next().unwrap_or(device);
+    gpu.strip_suffix("-shared").unwrap_or(gpu)
 }
 
 /// The driver's ResourceSlices.

@@ -28,19 +28,11 @@ async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted
     )
     .await?;
 
-    put_class(
-        &cluster.client,
-        "e2e-alone",
-        json!({
-            "allowedSharingModes": ["Dedicated"],
-            "allowedPlacementTypes": ["WholeDevice", "Partition"],
-        }),
-    )
-    .await?;
+    let alone = class_without_shares(&cluster).await?;
 
     // The scheduler spreads pods over nodes; the plan's preference brings both to one GPU.
-    let first = Order::file(&cluster, &namespace, "first", "e2e-alone", SMOLLM).await?;
-    let second = Order::file(&cluster, &namespace, "second", "e2e-alone", SMOLLM).await?;
+    let first = Order::file(&cluster, &namespace, "first", alone, SMOLLM).await?;
+    let second = Order::file(&cluster, &namespace, "second", alone, SMOLLM).await?;
     let whole = Order::file(&cluster, &namespace, "whole-llm", "e2e-whole", SMOLLM).await?;
     let served = first.ready().await?;
     second.ready().await?;

@@ -20,7 +20,8 @@ async fn a_node_that_reboots_gives_its_pods_their_devices_back_and_their_copies_
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("reboot").await?;
-    let order = Order::file(&cluster, &namespace, "steady", "default-llm", SMOLLM).await?;
+    let alone = class_without_shares(&cluster).await?;
+    let order = Order::file(&cluster, &namespace, "steady", alone, SMOLLM).await?;
     order.ready().await?;
     let before = order.first_copy().await?;
     let devices = order.devices().await?;

@@ -19,7 +19,8 @@ async fn restarts_under_a_serving_copy_disturb_nothing() -> Outcome {
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("restarts").await?;
-    let order = Order::file(&cluster, &namespace, "steady", "default-llm", SMOLLM).await?;
+    let alone = class_without_shares(&cluster).await?;
+    let order = Order::file(&cluster, &namespace, "steady", alone, SMOLLM).await?;
     order.ready().await?;
     let before = order.first_copy().await?;
     let devices = order.devices().await?;

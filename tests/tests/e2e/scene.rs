@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use e2e::cluster::Cluster;
 use e2e::cluster::devices::{DRIVER, instances};
-use e2e::cluster::order::Copy;
+use e2e::cluster::order::{Copy, put_class};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
@@ -112,4 +112,15 @@ pub(crate) fn start_of(device: &str) -> anyhow::Result<u64> {
         .context("an empty name")?
         .parse()
         .context("no start in the name")
+}
+
+/// A class whose orders have a partition or a device alone, and its name.
+pub(crate) async fn class_without_shares(cluster: &Cluster) -> anyhow::Result<&'static str> {
+    let name = "e2e-alone";
+    let policy = json!({
+        "allowedSharingModes": ["Dedicated"],
+        "allowedPlacementTypes": ["WholeDevice", "Partition"],
+    });
+    put_class(&cluster.client, name, policy).await?;
+    Ok(name)
 }

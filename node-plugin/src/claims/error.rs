@@ -12,7 +12,7 @@ use super::allocation::AllocationError;
 use super::checkpoint::{CheckpointError, ClaimRef};
 use super::driver::DriverError;
 use super::hardware::HardwareError;
-use super::sharing::daemons::SharingError;
+use super::sharing::SharingError;
 use super::sharing::limits::OverCommitted;
 
 /// A claim that could not be prepared or unprepared.

@@ -14,7 +14,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,18 +21,19 @@ use std::time::Duration;
 
 use gpu::ComputeMode;
 use rustix::process::Signal;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::super::files::{self as durable, Flush};
+use super::error::SharingError;
 use super::launch::{self, Launch};
 use super::limits::{self, Needed};
-use super::process::{ControlError, Process};
+use super::process::Process;
 use super::ready::FolderWatch;
-use super::{Places, Portion, Report, Settings, SharedDevice, What, program};
+use super::state::{State, make_folders};
+use super::{Places, Report, Settings, SharedDevice, What, program};
 use crate::claims::Loaded;
 use crate::claims::core::Core;
+use crate::claims::files;
 use crate::claims::hardware::{HardwareError, unavailable};
 use crate::claims::locks::{Held, Locks};
 
@@ -46,79 +46,6 @@ const STOP: Duration = Duration::from_secs(10);
 const ASK: Duration = Duration::from_millis(50);
 /// The first and the longest wait before a daemon that could not be started is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-
-/// A device's daemon is not what its claims need.
-#[derive(Debug, thiserror::Error)]
-pub enum SharingError {
-    /// The driver has no control daemon.
-    #[error(
-        "device {device} is shared by MPS and the driver root {root} has no nvidia-cuda-mps-control; install the driver's compute utilities, or set sharing.mode to time-slicing and delete the claims"
-    )]
-    NoProgram {
-        /// The device.
-        device: SharedDevice,
-        /// Where it was looked for.
-        root: PathBuf,
-    },
-    /// The folder of the daemon cannot be used.
-    #[error("cannot prepare {path} for the MPS daemon of device {device}: {source}")]
-    Folder {
-        /// The device.
-        device: SharedDevice,
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The records cannot be read, or the turn cannot be taken.
-    #[error("cannot tell what the MPS daemon of device {device} should be: {reason}")]
-    Unknown {
-        /// The device.
-        device: SharedDevice,
-        /// Why.
-        reason: String,
-    },
-    /// The GPU refuses the compute mode.
-    #[error("the GPU of device {device} refuses the compute mode that MPS needs: {source}")]
-    ComputeMode {
-        /// The device.
-        device: SharedDevice,
-        /// NVML's error.
-        source: HardwareError,
-    },
-    /// The daemon does not come up.
-    #[error("the MPS daemon of device {device} did not start: {reason}; its log is in {log}")]
-    Start {
-        /// The device.
-        device: SharedDevice,
-        /// What is known.
-        reason: String,
-        /// Where to look.
-        log: PathBuf,
-    },
-    /// The daemon does not take its limits.
-    #[error("device {device}: {source}")]
-    Control {
-        /// The device.
-        device: SharedDevice,
-        /// What it said.
-        source: ControlError,
-    },
-}
-
-/// What a daemon was last brought to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct State {
-    /// The boot that all of it is of.
-    boot_id: String,
-    /// The UUID of its device.
-    uuid: String,
-    /// The compute mode that the GPU had, where it was changed.
-    compute_mode: Option<ComputeMode>,
-    /// The limits that the daemon took; `None` until it answered once.
-    limits: Option<Portion>,
-}
 
 /// The right to change a device's daemon. While it is held, nobody starts or stops it.
 #[derive(Debug)]
@@ -272,7 +199,7 @@ impl Daemons {
         needed: &Needed,
     ) -> Result<(), SharingError> {
         let launcher = &self.inner.settings.launcher;
-        let mut state = self.state(places);
+        let mut state = State::read(places, &self.inner.core.boot_id);
         let process = Process::read(places).filter(|process| {
             let same_boot = state.is_some() && process.uuid == needed.uuid;
             same_boot && process.alive()
@@ -299,7 +226,7 @@ impl Daemons {
                 .map_err(|source| SharingError::Control { device, source })?;
             if let Some(state) = &mut state {
                 state.limits = Some(needed.limits);
-                self.save(device, places, state)?;
+                state.save(device, places)?;
             }
         }
         self.watch(device, process);
@@ -321,7 +248,7 @@ impl Daemons {
             device,
             root: roots.driver.clone(),
         })?;
-        self.make_folders(device, places)?;
+        make_folders(device, places)?;
         // What is to be put back is on the disk before it is changed.
         let mut state = State {
             boot_id: self.inner.core.boot_id.clone(),
@@ -358,7 +285,7 @@ impl Daemons {
             .kill_on_drop(false)
             .spawn()
             .map_err(|e| failed(e.to_string()))?;
-        durable::step("daemon launched");
+        files::step("daemon launched");
         // A restart of the plugin ends this wait, not the daemon.
         let exit = tokio::spawn(async move { child.wait().await });
         let process = self.launched(places, &failed, exit).await?;
@@ -450,7 +377,7 @@ impl Daemons {
         state: &mut State,
     ) -> Result<(), SharingError> {
         if device.placement.is_some() || state.compute_mode.is_some() {
-            return self.save(device, places, state);
+            return state.save(device, places);
         }
         let failed = |source| SharingError::ComputeMode { device, source };
         let loaded = self.inner.loaded.borrow().clone();
@@ -459,10 +386,10 @@ impl Daemons {
         let mode = blocking(move || hardware.gpu(device.pci).map(|gpu| gpu.compute_mode)).await;
         let mode = mode.map_err(failed)?;
         if mode == ComputeMode::ExclusiveProcess {
-            return self.save(device, places, state);
+            return state.save(device, places);
         }
         state.compute_mode = Some(mode);
-        self.save(device, places, state)?;
+        state.save(device, places)?;
         let exclusive = ComputeMode::ExclusiveProcess;
         let set = blocking(move || loaded.hardware.set_compute_mode(device.pci, exclusive));
         set.await.map_err(failed)
@@ -475,7 +402,7 @@ impl Daemons {
         if !places.folder.exists() {
             return;
         }
-        let state = self.state(places);
+        let state = State::read(places, &self.inner.core.boot_id);
         if state.is_some()
             && let Some(process) = Process::read(places).filter(Process::alive)
         {
@@ -489,7 +416,7 @@ impl Daemons {
                 process.signal(Signal::KILL);
                 process.ended().await.ok();
             }
-            durable::step("daemon ended");
+            files::step("daemon ended");
             tracing::info!(%device, pid = process.pid, "An MPS daemon was stopped.");
             self.report(device, What::Stopped);
         }
@@ -511,14 +438,14 @@ impl Daemons {
         if let Err(error) = fs::remove_dir_all(&places.folder) {
             tracing::error!(%device, %error, "The folder of an MPS daemon cannot be removed.");
         }
-        durable::step("daemon's folder removed");
+        files::step("daemon's folder removed");
     }
 
     /// Kills what is left in the daemon's cgroup: servers without their daemon would keep
     /// the GPU from the next one's.
     async fn end_leftovers(&self, device: SharedDevice, places: &Places) {
         if let Some(process) = Process::read(places).filter(Process::alive)
-            && self.state(places).is_some()
+            && State::read(places, &self.inner.core.boot_id).is_some()
         {
             // It is alive and not the one that is needed: another UUID.
             process.signal(Signal::KILL);
@@ -544,58 +471,6 @@ impl Daemons {
     fn cgroup(&self, device: SharedDevice) -> Option<(PathBuf, PathBuf)> {
         let root = self.inner.settings.cgroups.clone()?;
         Some((root, Path::new("ai-inference-mps").join(device.to_string())))
-    }
-
-    fn make_folders(&self, device: SharedDevice, places: &Places) -> Result<(), SharingError> {
-        let made = |path: PathBuf, mode: u32| {
-            let make = fs::create_dir_all(&path)
-                .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)));
-            make.map_err(|source| SharingError::Folder {
-                device,
-                path,
-                source,
-            })
-        };
-        // Sockets of a daemon that is gone would be taken for its successor's.
-        for stale in [places.pipe(), places.folder.join("process.json")] {
-            let gone = if stale.is_dir() {
-                fs::remove_dir_all(&stale)
-            } else {
-                fs::remove_file(&stale)
-            };
-            drop(gone); // The next step says what is wrong with the folder.
-        }
-        made(places.folder.clone(), 0o711)?;
-        made(places.pipe(), 0o755)?; // Clients of any user connect there.
-        made(places.shm(), 0o1777)?; // It is their /dev/shm.
-        made(places.log(), 0o700)?;
-        durable::step("daemon's folders made");
-        Ok(())
-    }
-
-    /// What was kept in the folder in this boot.
-    fn state(&self, places: &Places) -> Option<State> {
-        let bytes = fs::read(places.folder.join("state.json")).ok()?;
-        let state: State = serde_json::from_slice(&bytes).ok()?;
-        (state.boot_id == self.inner.core.boot_id).then_some(state)
-    }
-
-    fn save(
-        &self,
-        device: SharedDevice,
-        places: &Places,
-        state: &State,
-    ) -> Result<(), SharingError> {
-        let path = places.folder.join("state.json");
-        let write = || {
-            let bytes = serde_json::to_vec(state)?;
-            durable::replace(&path, &bytes, Flush::None)
-        };
-        write().map_err(|source| SharingError::Folder {
-            device,
-            path: path.clone(),
-            source,
-        })
     }
 
     /// Waits for a daemon's end, unless it is waited for already.

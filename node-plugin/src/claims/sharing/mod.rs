@@ -12,11 +12,13 @@
 
 pub mod amount;
 pub mod daemons;
+mod error;
 mod grant;
 pub mod launch;
 pub mod limits;
 pub mod process;
 mod ready;
+mod state;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,6 +29,7 @@ use gpu::{Gpu, Inventory, PciAddress, Placement};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+pub use self::error::SharingError;
 pub(super) use self::grant::{grant, refuse_over_commit, refuse_several_daemons};
 use super::record::Target;
 use crate::slices::SharingKind;

@@ -361,10 +361,16 @@ fn plan_words(plan: &Plan) -> String {
     } else {
         String::new()
     };
-    format!(
-        "each copy gets {} × {what} of {}{fit}",
-        plan.devices_per_replica, plan.device_class_name
-    )
+    let class = &plan.device_class_name;
+    match share_percent(plan) {
+        Some(percent) => {
+            format!("each copy gets a share of {percent} % of a {what} of {class}{fit}")
+        }
+        None => format!(
+            "each copy gets {} × {what} of {class}{fit}",
+            plan.devices_per_replica
+        ),
+    }
 }
 
 fn runtime_current(

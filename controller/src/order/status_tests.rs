@@ -260,3 +260,22 @@ fn a_status_that_is_computed_again_is_the_same() {
     };
     assert_eq!(compute(&order, &seen(), &decision, &applied, &[]), first);
 }
+
+#[test]
+fn a_share_is_told_as_a_part_of_its_device() {
+    let mut plan = fixture::plan(1);
+    assert_eq!(
+        plan_words(&plan),
+        "each copy gets 1 × partition 1g.10gb of mig.ai.deckhouse.io"
+    );
+    plan.device_class_name = "share.ai.deckhouse.io".into();
+    plan.sharing_mode = planner::SharingMode::Shared;
+    plan.placement_type = planner::PlacementType::WholeDevice;
+    plan.profile = None;
+    plan.device_memory_bytes = 80 << 30;
+    plan.memory_bytes = 12 << 30;
+    assert_eq!(
+        plan_words(&plan),
+        "each copy gets a share of 15 % of a whole device of share.ai.deckhouse.io"
+    );
+}

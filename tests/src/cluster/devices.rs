@@ -76,9 +76,9 @@ pub async fn instances(
         .find(|(pool, device)| pool == node && device.name == gpu);
     let (_, device) = device.with_context(|| format!("{gpu} of node {node} is not published"))?;
     let uuid = attribute(device, "uuid").with_context(|| format!("{gpu} has no uuid"))?;
-    let state = cluster
-        .on_node(node, &["cat", "/opt/fake-gpu/state.json"])
-        .await?;
+    // It is there from the first change of the hardware on.
+    let read = "cat /opt/fake-gpu/state.json 2>/dev/null || echo '{}'";
+    let state = cluster.on_node(node, &["sh", "-c", read]).await?;
     let state: Value = serde_json::from_str(&state)?;
     let instances = state["gpus"][uuid]["instances"].as_object();
     Ok(instances

@@ -450,6 +450,25 @@ async fn a_daemon_that_does_not_start_fails_its_claim_with_its_words_and_the_ret
 }
 
 #[tokio::test]
+async fn a_compute_mode_that_was_refused_is_set_by_the_next_attempt_and_put_back_as_it_was() {
+    let node = MpsNode::new("h100-80gb-8");
+    let plugin = node.plugin();
+    let hardware = fake_nvml::control::Hardware::of(&node.path("driver")).unwrap();
+    let function = "nvmlDeviceSetComputeMode";
+    hardware.fail(None, function, Some(999)).unwrap();
+    let claim = node.share(0, "first", 8 * GIB, 20);
+    let error = plugin.prepare(claim.clone()).await.unwrap_err().to_string();
+    assert!(error.contains("refuses the compute mode"), "{error}");
+    assert_eq!(node.daemon(0), None);
+
+    hardware.fail(None, function, None).unwrap();
+    plugin.prepare(claim.clone()).await.unwrap();
+    assert_eq!(node.mode(0), ComputeMode::ExclusiveProcess);
+    plugin.unprepare(claim).await.unwrap();
+    assert_eq!(node.mode(0), ComputeMode::Default);
+}
+
+#[tokio::test]
 async fn where_mps_cannot_run_shares_are_counted_and_no_daemon_is_started() {
     let node = TestNode::new("h100-80gb-8");
     let plugin = node.plugin();

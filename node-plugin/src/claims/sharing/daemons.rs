@@ -376,19 +376,23 @@ impl Daemons {
         places: &Places,
         state: &mut State,
     ) -> Result<(), SharingError> {
-        if device.placement.is_some() || state.compute_mode.is_some() {
-            return state.save(device, places);
-        }
         let failed = |source| SharingError::ComputeMode { device, source };
         let loaded = self.inner.loaded.borrow().clone();
-        let loaded = loaded.ok_or_else(|| failed(unavailable()))?;
+        let loaded = match loaded {
+            _ if device.placement.is_some() => return state.save(device, places),
+            Some(loaded) => loaded,
+            // A daemon that ended is started again without NVML, too.
+            None if state.compute_mode.is_some() => return state.save(device, places),
+            None => return Err(failed(unavailable())),
+        };
         let hardware = loaded.hardware.clone();
         let mode = blocking(move || hardware.gpu(device.pci).map(|gpu| gpu.compute_mode)).await;
         let mode = mode.map_err(failed)?;
         if mode == ComputeMode::ExclusiveProcess {
             return state.save(device, places);
         }
-        state.compute_mode = Some(mode);
+        // What was recorded by an attempt that failed is of before that.
+        state.compute_mode.get_or_insert(mode);
         state.save(device, places)?;
         let exclusive = ComputeMode::ExclusiveProcess;
         let set = blocking(move || loaded.hardware.set_compute_mode(device.pci, exclusive));

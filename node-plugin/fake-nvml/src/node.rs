@@ -63,14 +63,20 @@ pub enum DeviceNodes {
 }
 
 /// The built library, where cargo puts it for an executable of the same build: beside
-/// it, or in the folder of dependencies.
+/// it, or in the folder of dependencies. The newer one where both are there: tests are
+/// built without the first, which may be of an earlier build.
 #[must_use]
 pub fn library_beside_executable() -> Option<PathBuf> {
     let folder = std::env::current_exe().ok()?.parent()?.to_owned();
     ["libfake_nvml.so", "deps/libfake_nvml.so"]
         .into_iter()
         .map(|name| folder.join(name))
-        .find(|path| path.exists())
+        .filter_map(|path| {
+            let built = fs::metadata(&path).and_then(|library| library.modified());
+            Some((built.ok()?, path))
+        })
+        .max()
+        .map(|(_, path)| path)
 }
 
 /// Makes a driver root in `out`, or brings an existing one up to date.
@@ -143,7 +149,12 @@ pub fn mps_control_beside_executable() -> Option<PathBuf> {
     ["fake-mps-control", "../fake-mps-control"]
         .into_iter()
         .map(|name| folder.join(name))
-        .find(|path| path.exists())
+        .filter_map(|path| {
+            let built = fs::metadata(&path).and_then(|library| library.modified());
+            Some((built.ok()?, path))
+        })
+        .max()
+        .map(|(_, path)| path)
 }
 
 /// Puts the stand-in for the MPS control daemon ([`crate::mps`]) into `root` where a driver

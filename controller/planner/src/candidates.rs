@@ -13,7 +13,7 @@
 //! 5. the shorter name (`1g.10gb` before `1g.10gb+me`), then the device class.
 
 use crate::demand::{Demand, MemoryNeed, PlacementType};
-use crate::inventory::Inventory;
+use crate::inventory::{ALL_PARTS, Inventory};
 use crate::kinds::{Kind, KindKey, Kinds};
 use crate::shares::{self, Share};
 
@@ -41,9 +41,8 @@ struct Rank {
     kind: KindKey,
 }
 
-/// A partition that takes at least this much of its GPU, in parts per million,
-/// takes it whole.
-const WHOLE: u32 = 1_000_000;
+/// What takes at least this much of its GPU, in parts per million, takes it whole.
+const WHOLE: u32 = ALL_PARTS;
 
 /// Candidates of one kind (of one profile, where devices have profiles), in
 /// order of preference. All have enough memory; whether any is free is not

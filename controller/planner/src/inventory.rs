@@ -187,16 +187,27 @@ impl<'s> Inventory<'s> {
     }
 }
 
+/// A whole, in parts per million.
+pub(crate) const ALL_PARTS: u32 = 1_000_000;
+
+/// What an amount is of a total, in parts per million; nothing of nothing.
+pub(crate) fn parts_per_million(amount: i128, total: i128) -> i128 {
+    if total > 0 {
+        amount.saturating_mul(ALL_PARTS.into()) / total
+    } else {
+        0
+    }
+}
+
 /// The average part, in parts per million, of a set's counters that is drawn.
 fn footprint(draws: &[(usize, i128)], totals: &[i128], set: Option<&CounterSetView>) -> u32 {
-    const ALL: i128 = 1_000_000;
-    let Some(set) = set else { return 1_000_000 };
+    let Some(set) = set else { return ALL_PARTS };
     let parts: i128 = draws
         .iter()
         .filter(|(counter, _)| set.counters.contains(counter))
-        .map(|(counter, amount)| match totals.get(*counter) {
-            Some(&total) if total > 0 => (amount.saturating_mul(ALL) / total).clamp(0, ALL),
-            _ => 0,
+        .map(|(counter, amount)| {
+            let total = totals.get(*counter).copied().unwrap_or(0);
+            parts_per_million(*amount, total).clamp(0, ALL_PARTS.into())
         })
         .sum();
     let counters = i128::try_from(set.counters.len())

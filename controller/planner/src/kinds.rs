@@ -16,7 +16,7 @@ use dra_cel::{CompileError, DeviceFacts, EvaluationError, Selector};
 
 use crate::demand::{Demand, PlacementType, SharingMode};
 use crate::explanation::{BrokenSelector, SelectorHolder};
-use crate::inventory::{DeviceView, Inventory, PoolProblem};
+use crate::inventory::{ALL_PARTS, DeviceView, Inventory, PoolProblem};
 use crate::nodes;
 use crate::snapshot::DeviceClass;
 
@@ -187,7 +187,7 @@ fn placement_type(view: &DeviceView<'_>) -> PlacementType {
     match view.text("type") {
         Some("gpu") => PlacementType::WholeDevice,
         Some("mig") => PlacementType::Partition,
-        _ if view.footprint < 1_000_000 => PlacementType::Partition,
+        _ if view.footprint < ALL_PARTS => PlacementType::Partition,
         _ => PlacementType::WholeDevice,
     }
 }

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, parts_per_million};
 use crate::shares::{self, Share};
 use crate::snapshot::{AllocatedDevice, OrderRef, Snapshot};
 
@@ -194,8 +194,7 @@ impl Occupancy {
         let busy = self.busy_nodes(inventory);
         let mut order: Vec<usize> = devices.to_vec();
         order.sort_by_cached_key(|&device| {
-            let node = inventory.devices[device].nodes.first();
-            let on_node = node.map_or(0, |n| busy.get(n).copied().unwrap_or(0));
+            let on_node = busy_on_node(inventory, &busy, device);
             std::cmp::Reverse((self.filled(inventory, device), on_node))
         });
         let mut spots = Vec::new();
@@ -229,7 +228,7 @@ impl Occupancy {
         let capacities = inventory.devices[device].device.capacity.values();
         let parts = capacities
             .zip(used)
-            .map(|(capacity, used)| used.saturating_mul(1_000_000) / capacity.value.nano().max(1));
+            .map(|(capacity, used)| parts_per_million(*used, capacity.value.nano()));
         parts.max().unwrap_or(0).max(1)
     }
 
@@ -265,8 +264,7 @@ impl Occupancy {
         let busy = self.busy_nodes(inventory);
         gpus.sort_by_cached_key(|group| {
             let first = group[0];
-            let node = inventory.devices[first].nodes.first();
-            let on_node = node.map_or(0, |n| busy.get(n).copied().unwrap_or(0));
+            let on_node = busy_on_node(inventory, &busy, first);
             std::cmp::Reverse((self.broken(inventory, first), on_node))
         });
 
@@ -352,11 +350,7 @@ impl Occupancy {
             .iter()
             .map(|&counter| {
                 let (total, left) = (pool.totals[counter], self.left[view.pool][counter]);
-                if total > 0 {
-                    (total - left).saturating_mul(1_000_000) / total
-                } else {
-                    0
-                }
+                parts_per_million(total - left, total)
             })
             .sum()
     }
@@ -436,6 +430,12 @@ impl Occupancy {
         }
         claims
     }
+}
+
+/// How many devices are held on the node of a device, as [`Occupancy::busy_nodes`] counted.
+fn busy_on_node(inventory: &Inventory<'_>, busy: &HashMap<usize, usize>, device: usize) -> usize {
+    let node = inventory.devices[device].nodes.first();
+    node.map_or(0, |n| busy.get(n).copied().unwrap_or(0))
 }
 
 /// What a claim holds of each capacity of a device that allows multiple allocations.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use dra_cel::Quantity;
 
 use crate::demand::ShareBounds;
-use crate::inventory::DeviceView;
+use crate::inventory::{ALL_PARTS, DeviceView, parts_per_million};
 use crate::snapshot::{Capacity, RequestPolicy};
 
 const NANO: i128 = 1_000_000_000;
@@ -89,9 +89,8 @@ pub(crate) fn smallest(
 }
 
 fn part_of(amount: i128, total: Quantity) -> u32 {
-    const ALL: i128 = 1_000_000;
-    let total = total.nano().max(1);
-    u32::try_from((amount.saturating_mul(ALL) / total).clamp(0, ALL)).unwrap_or(0)
+    let part = parts_per_million(amount, total.nano());
+    u32::try_from(part.clamp(0, ALL_PARTS.into())).unwrap_or(0)
 }
 
 /// What a claim with these requests takes of each capacity of a device, in the order in

@@ -4,10 +4,8 @@
 //! cannot be trusted. Never: a record that a crash could tear, and never one broken
 //! file that hides the others.
 //!
-//! A file is a header line (`{"version":1,"sha256":"…"}`) and a JSON payload. The
-//! checksum covers the payload's raw bytes and, from version 2 on, the version, so that a field added by a later release
-//! can never turn an old file into a corrupt one, and unknown fields are skipped.
-//! Writing is: temporary file, fsync, rename; why no more, says [`super::files`].
+//! A file is a JSON payload with a header, see [`super::sealed`]; unknown fields are
+//! skipped. Writing is: temporary file, fsync, rename; why no more, says [`super::files`].
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,13 +13,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use gpu::PciAddress;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::files::{self, Flush};
 use super::index::Index;
 pub use super::index::{Records, Unreadable};
 pub use super::record::{ClaimRef, InstanceIds, PreparedDevice, Record, Stage, Target};
+use super::sealed;
 use crate::metrics::{Phase, phase};
 
 /// The newest format that this release reads; it reads every earlier one, too.
@@ -36,12 +33,6 @@ fn version_of(record: &Record) -> u32 {
         Stage::PrepareStarted | Stage::PrepareCompleted if !record.devices.iter().any(share) => 1,
         Stage::PrepareStarted | Stage::PrepareCompleted | Stage::Unprepared => 2,
     }
-}
-
-#[derive(Serialize, Deserialize)]
-struct Header {
-    version: u32,
-    sha256: String,
 }
 
 /// A checkpoint that could not be read or written.
@@ -143,14 +134,7 @@ impl Checkpoints {
             source,
         };
         let payload = serde_json::to_vec(record).map_err(|e| error(e.into()))?;
-        let version = version_of(record);
-        let header = Header {
-            version,
-            sha256: digest(version, &payload),
-        };
-        let mut bytes = serde_json::to_vec(&header).map_err(|e| error(e.into()))?;
-        bytes.push(b'\n');
-        bytes.extend(payload);
+        let bytes = sealed::seal(version_of(record), &payload).map_err(|e| error(e.into()))?;
         phase(Phase::Checkpoint, || {
             files::replace(&path, &bytes, Flush::File)
         })
@@ -287,45 +271,25 @@ pub(super) fn read_file(path: &Path) -> Result<Option<Record>, CheckpointError> 
             });
         }
     };
-    let end = bytes
-        .iter()
-        .position(|b| *b == b'\n')
-        .ok_or_else(|| corrupt("no header".into()))?;
-    let (header, payload) = (&bytes[..end], &bytes[end + 1..]);
-    let header: Header =
-        serde_json::from_slice(header).map_err(|e| corrupt(format!("bad header: {e}")))?;
-    if header.version == 0 || header.sha256 != digest(header.version, payload) {
+    let opened = sealed::open(&bytes).map_err(corrupt)?;
+    if opened.version == 0 || !opened.intact {
         return Err(corrupt("the checksum does not match".into()));
     }
-    if header.version > VERSION {
+    if opened.version > VERSION {
         let path = path.to_owned();
         return Err(CheckpointError::TooNew {
             path,
-            version: header.version,
+            version: opened.version,
         });
     }
     let record =
-        serde_json::from_slice(payload).map_err(|e| corrupt(format!("bad record: {e}")))?;
+        serde_json::from_slice(opened.payload).map_err(|e| corrupt(format!("bad record: {e}")))?;
     Ok(Some(record))
-}
-
-/// The checksum of a payload. From version 2 on it covers the version, too, so that a
-/// damaged digit does not make a record one of a later release; later ones keep to that.
-fn digest(version: u32, payload: &[u8]) -> String {
-    let mut digest = Sha256::new();
-    if version > 1 {
-        digest.update(format!("{version}\n"));
-    }
-    digest.update(payload);
-    let digest = digest.finalize();
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::Arc;
-
-    use gpu::Placement;
 
     use super::*;
 
@@ -340,23 +304,9 @@ pub(super) mod tests {
             boot_id: "boot".into(),
             stage: Stage::PrepareStarted,
             devices: vec![PreparedDevice {
-                request: "gpu".into(),
-                subrequest: None,
-                pool: "node".into(),
                 device: "gpu-0000-65-00-0-mig-1g10gb-6".into(),
-                share_id: None,
-                admin_access: false,
-                target: Target::Partition {
-                    pci: "0000:65:00.0".parse().unwrap(),
-                    uuid: "GPU-1".into(),
-                    minor: 0,
-                    profile: "1g.10gb".into(),
-                    profile_id: 19,
-                    placement: Placement { start: 6, size: 1 },
-                    adopted: false,
-                    instance: None,
-                },
-                cdi_device_ids: vec![],
+                target: Target::partition_for_test(None),
+                ..PreparedDevice::for_test()
             }],
         }
     }
@@ -415,13 +365,7 @@ pub(super) mod tests {
         value["addedLater"] = serde_json::json!({"x": 1});
         let payload = serde_json::to_vec(&value).unwrap();
         let write = |version: u32| {
-            let mut bytes = serde_json::to_vec(&Header {
-                version,
-                sha256: digest(version, &payload),
-            })
-            .unwrap();
-            bytes.push(b'\n');
-            bytes.extend(&payload);
+            let bytes = sealed::seal(version, &payload).unwrap();
             fs::write(store.path("uid-1").unwrap(), bytes).unwrap();
         };
         write(1);

@@ -30,6 +30,7 @@ mod rebuild;
 mod reconcile;
 pub mod record;
 mod salvage;
+pub(crate) mod sealed;
 mod shares;
 pub mod sharing;
 mod statics;

@@ -215,6 +215,23 @@ pub struct Record {
 }
 
 #[cfg(test)]
+impl Target {
+    /// The partition `1g.10gb` at memory slice 6 of a GPU.
+    pub(crate) fn partition_for_test(instance: Option<InstanceIds>) -> Self {
+        Self::Partition {
+            pci: "0000:65:00.0".parse().unwrap(),
+            uuid: "GPU-1".into(),
+            minor: 0,
+            profile: "1g.10gb".into(),
+            profile_id: 19,
+            placement: Placement { start: 6, size: 1 },
+            adopted: false,
+            instance,
+        }
+    }
+}
+
+#[cfg(test)]
 impl PreparedDevice {
     /// A whole GPU.
     pub(crate) fn for_test() -> Self {

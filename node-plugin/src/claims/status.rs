@@ -304,27 +304,14 @@ mod tests {
             uid: "uid-1".into(),
         };
         let device = PreparedDevice {
-            request: "gpu".into(),
-            subrequest: None,
             pool: "worker-7".into(),
             device: "gpu-0000-65-00-0-mig-1g10gb-6".into(),
-            share_id: None,
-            admin_access: false,
-            target: Target::Partition {
-                pci: "0000:65:00.0".parse().unwrap(),
-                uuid: "GPU-1".into(),
-                minor: 0,
-                profile: "1g.10gb".into(),
-                profile_id: 19,
-                placement: gpu::Placement { start: 6, size: 1 },
-                adopted: false,
-                instance: Some(InstanceIds {
-                    gpu_instance: 1,
-                    compute_instance: 0,
-                    uuid: uuid.into(),
-                }),
-            },
-            cdi_device_ids: Vec::new(),
+            target: Target::partition_for_test(Some(InstanceIds {
+                gpu_instance: 1,
+                compute_instance: 0,
+                uuid: uuid.into(),
+            })),
+            ..PreparedDevice::for_test()
         };
         let inventory = super::super::hardware::nothing();
         Report::new(&claim, &[device], &inventory, None)

@@ -4,7 +4,7 @@
 //! Never: a lock, or a file's content where it was read before: monitoring asks often.
 
 use super::Claims;
-use super::checkpoint::{Stage, Target};
+use super::checkpoint::Stage;
 use crate::metrics::{DeviceKind, Usage};
 use crate::slices::Holding;
 
@@ -36,27 +36,12 @@ impl Claims {
                     // Administrative access holds nothing.
                     if !device.admin_access {
                         let held = usage.held.entry(device.target.pci()).or_default();
-                        held.push(holding(&device.target));
+                        held.push(Holding::of(&device.target));
                     }
                 }
             }
             usage
         });
         counted.await.unwrap_or_default()
-    }
-}
-
-fn holding(target: &Target) -> Holding {
-    match target {
-        Target::Whole { .. } => Holding::Whole,
-        Target::Partition {
-            profile_id,
-            placement,
-            ..
-        } => Holding::Partition {
-            profile_id: *profile_id,
-            placement: *placement,
-        },
-        Target::Share { of, .. } => holding(of),
     }
 }

@@ -10,9 +10,11 @@
 mod calls;
 pub mod catalogue;
 pub mod core;
+pub mod handle;
 mod memory;
 mod metrics;
 pub mod monitor;
+mod notices;
 mod repairs;
 pub mod report;
 mod store;
@@ -20,9 +22,10 @@ mod store;
 use gpu::{PciAddress, Placement};
 use serde::{Deserialize, Serialize};
 
+pub use handle::Health;
 pub use memory::{Memory, Remembered};
 pub use metrics::HealthMetrics;
-pub use monitor::{Beside, Health, Monitor, Settings};
+pub use monitor::{Beside, Monitor, Settings};
 pub use repairs::{ANNOTATION, Repairs};
 
 /// What kind of thing is wrong; each kind has a taint key of its own.

@@ -13,20 +13,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu::{EventKind, PciAddress};
-use kube::runtime::events::EventType;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::Fault;
 use super::calls::{self, Answer};
-use super::core::{Change, Ended, Observation, Policy, State};
+use super::core::{Change, Observation, Policy, State};
+use super::handle::{Command, Health};
+use super::notices::{self, Notice};
 use super::repairs::Repairs;
 use super::store;
-use super::{Fault, Scope, Severity};
 use crate::claims::hardware::{Hardware, HardwareError};
 use crate::events::NodeEvents;
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness};
-use crate::slices::{Wanted, names};
+use crate::slices::Wanted;
 
 /// How long after a failure events are waited for again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(10);
@@ -48,71 +49,6 @@ pub struct Settings {
     pub repairs: Duration,
 }
 
-/// What discovery tells the monitor.
-enum Command {
-    Watch {
-        hardware: Arc<dyn Hardware>,
-        gpus: Vec<PciAddress>,
-    },
-    Unavailable {
-        gpus: Vec<PciAddress>,
-        reason: String,
-    },
-    Check(oneshot::Sender<()>),
-    DriverReplaced,
-    Repaired(Vec<(PciAddress, i64)>),
-}
-
-/// The monitor, for those who use it. Cloning shares it.
-#[derive(Clone)]
-pub struct Health {
-    commands: mpsc::UnboundedSender<Command>,
-    faults: watch::Receiver<Arc<Vec<Fault>>>,
-    answered: watch::Receiver<bool>,
-}
-
-impl Health {
-    /// These GPUs are watched from now on, with these calls.
-    pub fn watch(&self, hardware: Arc<dyn Hardware>, gpus: Vec<PciAddress>) {
-        self.send(Command::Watch { hardware, gpus });
-    }
-
-    /// NVML cannot be used, so nothing is known of these GPUs.
-    pub fn unavailable(&self, gpus: Vec<PciAddress>, reason: &str) {
-        let reason = reason.to_owned();
-        self.send(Command::Unavailable { gpus, reason });
-    }
-
-    /// The driver was loaded anew since the GPUs were last seen.
-    pub fn driver_replaced(&self) {
-        self.send(Command::DriverReplaced);
-    }
-
-    /// Reads all GPUs now, and waits for those that answer, at most so long.
-    pub async fn check(&self, at_most: Duration) {
-        let (done, checked) = oneshot::channel();
-        self.send(Command::Check(done));
-        tokio::time::timeout(at_most, checked).await.ok();
-    }
-
-    /// The faults that there are.
-    #[must_use]
-    pub fn faults(&self) -> Arc<Vec<Fault>> {
-        self.faults.borrow().clone()
-    }
-
-    /// Whether NVML answers in time about at least one GPU, which tells a hung NVML from
-    /// a busy one and from one broken card.
-    #[must_use]
-    pub fn answered(&self) -> watch::Receiver<bool> {
-        self.answered.clone()
-    }
-
-    fn send(&self, command: Command) {
-        self.commands.send(command).ok(); // The monitor has stopped, and so does its caller.
-    }
-}
-
 /// A reading that was asked for.
 struct Asked {
     at: Instant,
@@ -125,34 +61,6 @@ struct Asked {
 struct Waiting {
     left: BTreeSet<PciAddress>,
     done: oneshot::Sender<()>,
-}
-
-/// What to tell people, in order and without holding anybody up.
-struct Notice {
-    type_: EventType,
-    reason: &'static str,
-    /// The device and what is about it; none for the node.
-    about: Option<(String, String)>,
-    note: String,
-}
-
-impl Notice {
-    fn of(fault: &Fault, type_: EventType, reason: &'static str, note: String) -> Self {
-        let device = names::whole(fault.scope.pci());
-        let mut thing = fault.kind.name().to_owned();
-        if !fault.value.is_empty() {
-            thing = format!("{thing}={}", fault.value);
-        }
-        if let Scope::Instance { placement, .. } = fault.scope {
-            thing = format!("{thing} at {}", placement.start);
-        }
-        Self {
-            type_,
-            reason,
-            about: Some((device, thing)),
-            note,
-        }
-    }
 }
 
 /// Watches the health of a node's GPUs.
@@ -220,7 +128,7 @@ impl Monitor {
         let (own, commands) = mpsc::unbounded_channel();
         let (keep, to_keep) = watch::channel(None);
         let saver = tokio::spawn(save(path, to_keep));
-        tokio::spawn(announce(events, notice_receiver));
+        tokio::spawn(notices::announce(events, notice_receiver));
         let (answered, answered_receiver) = watch::channel(false);
         let health = Health {
             commands: own.clone(),
@@ -300,9 +208,7 @@ impl Monitor {
                 self.gpus.clear();
                 self.unwanted.store(true, Ordering::Relaxed);
                 for pci in gpus {
-                    let lost = false;
-                    let reason = &reason;
-                    self.observe(Observation::Failed { pci, lost, reason });
+                    self.failed(pci, false, &reason);
                 }
             }
             Command::Check(done) => {
@@ -343,12 +249,7 @@ impl Monitor {
         }
         if let Err(error) = calls::read(&hardware, pci, &self.answers.0) {
             let reason = format!("no thread can be made to read it: {error}");
-            let lost = false;
-            self.observe(Observation::Failed {
-                pci,
-                lost,
-                reason: &reason,
-            });
+            self.failed(pci, false, &reason);
             return;
         }
         let asked = Asked {
@@ -400,9 +301,7 @@ impl Monitor {
                     Ok(reading) => self.observe(Observation::Reading(&reading)),
                     Err(error) => {
                         let lost = !matches!(error, HardwareError::Failed(_));
-                        let reason = error.to_string();
-                        let reason = &reason;
-                        self.observe(Observation::Failed { pci, lost, reason });
+                        self.failed(pci, lost, &error.to_string());
                     }
                 }
             }
@@ -486,8 +385,7 @@ impl Monitor {
         for (pci, since) in silent {
             let reason = format!("NVML does not answer since {since:.0}");
             self.settled(pci);
-            let (lost, reason) = (false, &reason);
-            self.observe(Observation::Failed { pci, lost, reason });
+            self.failed(pci, false, &reason);
         }
         let hangs = |pci: &PciAddress| self.asked.get(pci).is_some_and(|asked| asked.hangs);
         let all_hang = !self.gpus.is_empty() && self.gpus.iter().all(hangs);
@@ -519,6 +417,11 @@ impl Monitor {
         }
     }
 
+    /// A GPU cannot be read; `lost` says whether NVML knows that it is gone.
+    fn failed(&mut self, pci: PciAddress, lost: bool, reason: &str) {
+        self.observe(Observation::Failed { pci, lost, reason });
+    }
+
     /// Takes an observation in and tells everybody.
     fn observe(&mut self, seen: Observation<'_>) {
         let at = Instant::now();
@@ -540,7 +443,9 @@ impl Monitor {
         if back {
             self.listen(); // A GPU that was away is no longer in the set.
         }
-        self.report(change);
+        for notice in notices::of_change(change) {
+            self.notices.send(notice).ok();
+        }
     }
 
     /// Gives the faults to those who publish them.
@@ -565,32 +470,6 @@ impl Monitor {
             true
         });
     }
-
-    fn report(&self, change: Change) {
-        for fault in change.begun {
-            let warning = fault.severity > Severity::Information;
-            if warning {
-                tracing::error!(fault = fault.message, effect = ?fault.effect, "A fault began.");
-            } else {
-                tracing::info!(fault = fault.message, "A GPU reports something.");
-            }
-            let (type_, reason) = match warning {
-                true => (EventType::Warning, "GPUFault"),
-                false => (EventType::Normal, "GPUNotice"),
-            };
-            let notice = Notice::of(&fault, type_, reason, fault.message.clone());
-            self.notices.send(notice).ok();
-        }
-        for ended in change.ended {
-            let Ended { fault, why } = ended;
-            tracing::info!(fault = fault.message, why, "A fault ended.");
-            if fault.severity > Severity::Information {
-                let note = format!("{why}: {}", fault.message);
-                let notice = Notice::of(&fault, EventType::Normal, "GPURecovered", note);
-                self.notices.send(notice).ok();
-            }
-        }
-    }
 }
 
 impl Beside {
@@ -610,13 +489,7 @@ fn recall(path: &std::path::Path, boot_id: &str, notices: &mpsc::UnboundedSender
         Ok(None) => State::new(boot_id),
         Err(error) => {
             tracing::error!(%error, "The faults from before the start cannot be read.");
-            let notice = Notice {
-                type_: EventType::Warning,
-                reason: "HealthStateUnusable",
-                about: None,
-                note: error.to_string(),
-            };
-            notices.send(notice).ok();
+            notices.send(Notice::state_unusable(&error)).ok();
             State::new(boot_id)
         }
     }
@@ -633,19 +506,6 @@ async fn save(path: PathBuf, mut states: watch::Receiver<Option<State>>) {
         let written = tokio::task::spawn_blocking(write).await;
         if let Err(error) = written.unwrap_or_else(|error| Err(error.to_string())) {
             tracing::error!(error, "A fault cannot be kept over a restart.");
-        }
-    }
-}
-
-async fn announce(events: NodeEvents, mut notices: mpsc::UnboundedReceiver<Notice>) {
-    while let Some(notice) = notices.recv().await {
-        let Notice { type_, reason, .. } = notice;
-        match &notice.about {
-            Some((device, thing)) => {
-                let about = (device.as_str(), thing.as_str());
-                events.of_device(type_, reason, about, &notice.note).await;
-            }
-            None => events.warn(reason, "WatchHealth", &notice.note).await,
         }
     }
 }

@@ -3,26 +3,21 @@
 //! In: a value and a path. Out: the value as it was last written, or the reason why the
 //! file cannot be trusted. Never: half a file, also with two instances side by side.
 //!
-//! A file is a header line (`{"version":1,"sha256":"…"}`) and a JSON payload, as the
-//! claims' checkpoints are.
+//! A file is a JSON payload with a header, as the claims' checkpoints are.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+
+use crate::claims::files::{self, Flush};
+use crate::claims::sealed;
 
 /// The format that this release writes.
 const VERSION: u32 = 1;
-
-#[derive(Serialize, Deserialize)]
-struct Header {
-    version: u32,
-    sha256: String,
-}
 
 /// A file that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -71,33 +66,24 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StoreE
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    let end = bytes
-        .iter()
-        .position(|byte| *byte == b'\n')
-        .ok_or("it has no header line")?;
-    let (header, payload) = (&bytes[..end], &bytes[end + 1..]);
-    let header: Header =
-        serde_json::from_slice(header).map_err(|error| format!("bad header: {error}"))?;
-    if header.version > VERSION {
+    let opened = sealed::open(bytes)?;
+    if opened.version > VERSION {
         return Err(format!(
             "it has version {}, this release reads up to {VERSION}",
-            header.version
+            opened.version
         ));
     }
-    if header.sha256 != digest(payload) {
+    if !opened.intact {
         return Err("the checksum does not match".to_owned());
     }
-    serde_json::from_slice(payload).map_err(|error| format!("bad content: {error}"))
+    serde_json::from_slice(opened.payload).map_err(|error| format!("bad content: {error}"))
 }
 
 /// Writes a file so that a reader sees the old one or the new one, also after a crash.
 pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StoreError> {
     let try_to = || -> io::Result<()> {
         let payload = serde_json::to_vec(value)?;
-        let header = serde_json::to_vec(&Header {
-            version: VERSION,
-            sha256: digest(&payload),
-        })?;
+        let bytes = sealed::seal(VERSION, &payload)?;
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
@@ -107,11 +93,7 @@ pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StoreErr
             .append(true)
             .open(path.with_extension("lock"))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
-        let new = path.with_extension("new");
-        let mut file = File::create(&new)?;
-        file.write_all(&[header.as_slice(), b"\n", &payload].concat())?;
-        file.sync_all()?;
-        fs::rename(&new, path)?;
+        files::replace(path, &bytes, Flush::File)?;
         match path.parent() {
             Some(folder) => File::open(folder)?.sync_all(),
             None => Ok(()),
@@ -122,13 +104,6 @@ pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StoreErr
         path: path.to_owned(),
         source,
     })
-}
-
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 #[cfg(test)]

@@ -33,6 +33,12 @@ pub struct HealthService {
     stop: CancellationToken,
 }
 
+/// What a stream said last.
+struct Told {
+    of: Arc<Wanted>,
+    reports: Vec<DeviceReport>,
+}
+
 impl HealthService {
     /// The health of what is wanted in a pool, until it is stopped.
     #[must_use]
@@ -46,24 +52,36 @@ impl HealthService {
 
     /// The reports, each with the time it was made; the first comes as soon as there is one.
     fn reports(&self) -> impl Stream<Item = (i64, Vec<DeviceReport>)> + Send + use<> {
-        let start = (self.wanted.clone(), self.stop.clone(), false);
-        stream::unfold(start, |(mut wanted, stop, mut told)| async move {
-            loop {
-                if told {
-                    tokio::select! {
-                        () = stop.cancelled() => return None,
-                        changed = wanted.changed() => changed.ok()?,
-                        () = tokio::time::sleep(AGAIN) => {}
+        let start = (self.wanted.clone(), self.stop.clone(), false, None::<Told>);
+        stream::unfold(
+            start,
+            |(mut wanted, stop, mut waits, mut told)| async move {
+                loop {
+                    if waits {
+                        tokio::select! {
+                            () = stop.cancelled() => return None,
+                            changed = wanted.changed() => changed.ok()?,
+                            () = tokio::time::sleep(AGAIN) => {}
+                        }
                     }
+                    waits = true;
+                    let Some(now) = wanted.borrow_and_update().clone() else {
+                        continue; // The GPUs have not been looked at yet.
+                    };
+                    let clock = jiff::Timestamp::now().as_second();
+                    // A pool is not laid out anew to say again what was said.
+                    let reports = match told.take() {
+                        Some(told) if Arc::ptr_eq(&told.of, &now) => told.reports,
+                        _ => report::devices(&now),
+                    };
+                    told = Some(Told {
+                        of: now,
+                        reports: reports.clone(),
+                    });
+                    return Some(((clock, reports), (wanted, stop, waits, told)));
                 }
-                told = true;
-                let Some(now) = wanted.borrow_and_update().clone() else {
-                    continue; // The GPUs have not been looked at yet.
-                };
-                let clock = jiff::Timestamp::now().as_second();
-                return Some(((clock, report::devices(&now)), (wanted, stop, told)));
-            }
-        })
+            },
+        )
     }
 }
 

@@ -2,7 +2,6 @@
 
 use node_plugin::claims::ClaimError;
 use node_plugin::claims::checkpoint::PreparedDevice;
-use node_plugin::claims::hardware::Hardware;
 use serde_json::json;
 
 use crate::node::TestNode;
@@ -226,13 +225,7 @@ async fn a_claim_from_before_a_reboot_does_not_block_its_device() {
 #[tokio::test]
 async fn an_administrators_instance_is_used_and_never_destroyed() {
     let node = TestNode::new("h100-80gb-8");
-    let hardware = node.hardware();
-    let gpu = hardware.inventory().unwrap().gpus.remove(0);
-    let profile = gpu.profiles.iter().find(|p| p.name == "1g.10gb").unwrap();
-    let placement = profile.placements[3];
-    hardware
-        .create_instance(gpu.pci, profile.id, placement)
-        .unwrap();
+    node.make_instance("1g.10gb", 3);
 
     let plugin = node.plugin();
     let claim = node.claim("order-0", "uid-1", &[&node.device(0, "1g10gb-3")]);

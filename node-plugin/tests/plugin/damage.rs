@@ -9,7 +9,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use node_plugin::claims::checkpoint::{Checkpoints, ClaimRef, Record, Stage};
-use node_plugin::claims::hardware::Hardware;
 use node_plugin::claims::{ClaimSource, Claims};
 use tokio::sync::watch;
 
@@ -209,11 +208,7 @@ async fn a_damaged_record_of_a_claim_that_is_gone_is_collected_with_its_instance
 async fn an_administrators_instance_outlives_a_damaged_record_that_used_it() {
     for noted in [true, false] {
         let node = TestNode::with_gpus(1);
-        let hardware = node.hardware();
-        let gpu = hardware.inventory().unwrap().gpus.remove(0);
-        let profile = gpu.profiles.iter().find(|p| p.name == "1g.10gb").unwrap();
-        let at = profile.placements[3];
-        hardware.create_instance(gpu.pci, profile.id, at).unwrap();
+        node.make_instance("1g.10gb", 3);
         if noted {
             settle(&node).await;
         }

@@ -195,20 +195,15 @@ fn the_static_policy_never_creates_an_instance_and_never_switches_the_mode() {
 #[tokio::test]
 async fn a_claim_of_an_administrators_instance_neither_repairs_nor_creates_what_is_not_its_own() {
     let node = TestNode::new("h100-80gb-8");
-    let hardware = node.hardware();
-    let gpu = hardware.inventory().unwrap().gpus.remove(0);
-    let profile = gpu.profiles.iter().find(|p| p.name == "2g.20gb").unwrap();
-    let made = hardware
-        .create_instance(gpu.pci, profile.id, profile.placements[0])
-        .unwrap();
+    let (pci, made) = node.make_instance("2g.20gb", 0);
     let plugin = node.plugin();
     let claim = node.claim("order", "uid-1", &[&node.device(0, "2g20gb-0")]);
     plugin.prepare(claim.clone()).await.unwrap();
     assert_eq!(node.instances(), 1);
 
     // The administrator takes it away under the claim, as a reboot would.
-    hardware
-        .destroy_instance(gpu.pci, made.gpu_instance_id)
+    node.hardware()
+        .destroy_instance(pci, made.gpu_instance_id)
         .unwrap();
     let error = plugin.prepare(claim.clone()).await.unwrap_err().to_string();
     assert!(
@@ -218,18 +213,16 @@ async fn a_claim_of_an_administrators_instance_neither_repairs_nor_creates_what_
     assert_eq!(node.instances(), 0, "nobody would destroy it");
 
     // And puts it back.
-    hardware
-        .create_instance(gpu.pci, profile.id, profile.placements[0])
-        .unwrap();
+    node.make_instance("2g.20gb", 0);
     plugin.prepare(claim.clone()).await.unwrap();
     plugin.unprepare(claim).await.unwrap();
     assert_eq!(node.instances(), 1);
     assert_eq!(
-        plugin.inventory(hardware).await.unwrap().1,
+        plugin.inventory(node.hardware()).await.unwrap().1,
         BTreeSet::from([StaticInstance {
-            pci: gpu.pci,
-            profile_id: profile.id,
-            placement: profile.placements[0]
+            pci,
+            profile_id: made.profile_id,
+            placement: made.placement
         }])
     );
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fake_nvml::node::{self as fake, DeviceNodes};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use gpu::{ComputeMode, Gpus, Inventory, Library, PciAddress, Placement, Roots};
+use gpu::{ComputeMode, Gpus, Inventory, Library, MigInstance, PciAddress, Placement, Roots};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use node_plugin::claims::checkpoint::{Checkpoints, ClaimRef, Stage, Target};
 use node_plugin::claims::core::{Step, StepHook};
@@ -184,6 +184,17 @@ impl TestNode {
     /// The same under a policy for MIG.
     pub(crate) fn hardware_under(&self, mig: MigPolicy) -> Arc<NvmlGpus> {
         hardware_at(self.folder.path(), mig)
+    }
+
+    /// Makes an instance on the first GPU as an administrator does: of this profile, at its
+    /// nth placement.
+    pub(crate) fn make_instance(&self, profile: &str, nth: usize) -> (PciAddress, MigInstance) {
+        let hardware = self.hardware();
+        let gpu = hardware.inventory().unwrap().gpus.remove(0);
+        let profile = gpu.profiles.iter().find(|p| p.name == profile).unwrap();
+        let at = profile.placements[nth];
+        let made = hardware.create_instance(gpu.pci, profile.id, at).unwrap();
+        (gpu.pci, made)
     }
 
     /// What happens to the GPUs by itself.

@@ -11,7 +11,6 @@ use gpu::ComputeMode;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use node_plugin::claims::cdi::Device;
 use node_plugin::claims::checkpoint::ClaimRef;
-use node_plugin::claims::hardware::Hardware;
 use node_plugin::claims::sharing::process::Process;
 use node_plugin::claims::sharing::{Places, Policy};
 use serde_json::{Value, json};
@@ -520,14 +519,8 @@ async fn the_policy_decides_how_gpus_are_shared() {
 #[tokio::test]
 async fn shares_of_an_administrators_partition_have_a_daemon_of_their_own() {
     let node = MpsNode::new("h100-80gb-8");
-    let hardware = node.hardware();
-    let gpu = hardware.inventory().unwrap().gpus.remove(0);
-    let profile = gpu.profiles.iter().find(|p| p.name == "3g.40gb").unwrap();
-    let mut uuids = Vec::new();
-    for placement in &profile.placements {
-        let made = hardware.create_instance(gpu.pci, profile.id, *placement);
-        uuids.push(made.unwrap().compute_instances[0].uuid.clone());
-    }
+    let [(pci, low), (_, high)] = [0, 1].map(|nth| node.make_instance("3g.40gb", nth));
+    let uuids = [low, high].map(|made| made.compute_instances[0].uuid.clone());
     let plugin = node.plugin();
     let device = |start: u32| format!("{}-shared", node.device(0, &format!("3g40gb-{start}")));
     let (low, high) = (device(0), device(4));
@@ -543,17 +536,14 @@ async fn shares_of_an_administrators_partition_have_a_daemon_of_their_own() {
         .prepare(node.put_shares("c", &[(&high, 30 * GIB, 50)]))
         .await
         .unwrap();
-    let pci = gpu.pci.dns_label();
+    let pci = pci.dns_label();
     let daemon = |start: u32| {
         let folder = node.path("mps").join(format!("{pci}-{start}-4"));
         Process::read(&Places { folder }).filter(Process::alive)
     };
     let (first, second) = (daemon(0).unwrap(), daemon(4).unwrap());
     assert_ne!(first.pid, second.pid);
-    assert_eq!(
-        [first.uuid, second.uuid],
-        [uuids[0].clone(), uuids[1].clone()]
-    );
+    assert_eq!([first.uuid, second.uuid], uuids);
     // The partition's memory is what is shared, not the GPU's.
     let over = plugin
         .prepare(node.put_shares("d", &[(&high, 20 * GIB, 10)]))

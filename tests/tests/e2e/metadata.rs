@@ -32,19 +32,8 @@ async fn a_container_and_its_claim_tell_the_instance_that_the_hardware_has() -> 
     }))?;
     templates.create(&PostParams::default(), &template).await?;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &namespace);
-    let pod = serde_json::from_value(json!({
-        "metadata": { "name": "reader" },
-        "spec": {
-            "terminationGracePeriodSeconds": 1,
-            "resourceClaims": [{ "name": "model", "resourceClaimTemplateName": "part" }],
-            "containers": [{
-                "name": "idle",
-                "image": "ai-inference/hub:dev",
-                "imagePullPolicy": "Never",
-                "resources": { "claims": [{ "name": "model" }] },
-            }],
-        },
-    }))?;
+    let claims = json!({ "name": "model", "resourceClaimTemplateName": "part" });
+    let pod = idle_pod("reader", &claims, None)?;
     pods.create(&PostParams::default(), &pod).await?;
     let pod = wait::until(&pods, "reader", "run", wait::LONG, running).await?;
     let status = pod.status.context("a pod without status")?;

@@ -38,6 +38,31 @@ pub(crate) fn pci_address(gpu: &str) -> anyhow::Result<String> {
     Ok(format!("{domain}:{bus}:{device}.{function}"))
 }
 
+/// A pod that does nothing with its claim, an entry of `resourceClaims`; on this node, or
+/// on any.
+pub(crate) fn idle_pod(
+    name: &str,
+    claim: &serde_json::Value,
+    node: Option<&str>,
+) -> anyhow::Result<Pod> {
+    let node = node.map(|node| json!({ "kubernetes.io/hostname": node }));
+    let pod = serde_json::from_value(json!({
+        "metadata": { "name": name },
+        "spec": {
+            "nodeSelector": node,
+            "terminationGracePeriodSeconds": 1,
+            "resourceClaims": [claim],
+            "containers": [{
+                "name": "idle",
+                "image": "ai-inference/hub:dev",
+                "imagePullPolicy": "Never",
+                "resources": { "claims": [{ "name": claim["name"] }] },
+            }],
+        },
+    }))?;
+    Ok(pod)
+}
+
 /// A pod that holds the whole of one GPU, as a workload beside the platform's would.
 pub(crate) fn whole_gpu_pod(gpu_address: &str, node: &str) -> anyhow::Result<(ResourceClaim, Pod)> {
     let selector = format!(r#"device.attributes["{DRIVER}"].pciAddress == "{gpu_address}""#);
@@ -51,20 +76,8 @@ pub(crate) fn whole_gpu_pod(gpu_address: &str, node: &str) -> anyhow::Result<(Re
             },
         }] } },
     }))?;
-    let pod = serde_json::from_value(json!({
-        "metadata": { "name": "whole" },
-        "spec": {
-            "nodeSelector": { "kubernetes.io/hostname": node },
-            "terminationGracePeriodSeconds": 1,
-            "resourceClaims": [{ "name": "gpu", "resourceClaimName": "whole" }],
-            "containers": [{
-                "name": "idle",
-                "image": "ai-inference/hub:dev",
-                "imagePullPolicy": "Never",
-                "resources": { "claims": [{ "name": "gpu" }] },
-            }],
-        },
-    }))?;
+    let claims = json!({ "name": "gpu", "resourceClaimName": "whole" });
+    let pod = idle_pod("whole", &claims, Some(node))?;
     Ok((claim, pod))
 }
 

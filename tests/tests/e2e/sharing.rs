@@ -131,20 +131,8 @@ impl Shared {
                 },
             }] } },
         }))?;
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": { "name": name },
-            "spec": {
-                "nodeSelector": { "kubernetes.io/hostname": self.node },
-                "terminationGracePeriodSeconds": 1,
-                "resourceClaims": [{ "name": "gpu", "resourceClaimName": name }],
-                "containers": [{
-                    "name": "idle",
-                    "image": "ai-inference/hub:dev",
-                    "imagePullPolicy": "Never",
-                    "resources": { "claims": [{ "name": "gpu" }] },
-                }],
-            },
-        }))?;
+        let claims = json!({ "name": "gpu", "resourceClaimName": name });
+        let pod = idle_pod(name, &claims, Some(&self.node))?;
         let client = self.cluster.client.clone();
         Api::namespaced(client.clone(), namespace)
             .create(&PostParams::default(), &claim)

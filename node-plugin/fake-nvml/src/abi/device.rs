@@ -205,6 +205,29 @@ fn bus_id<const N: usize>(pci: Pci) -> [std::ffi::c_char; N] {
     chars(&format!("{domain:08X}:{bus:02X}:{device:02X}.{function:X}"))
 }
 
+/// Where a device is, with its ids.
+pub(super) fn pci_info(pci: Pci, device_id: c_uint, subsystem_id: c_uint) -> sys::nvmlPciInfo_t {
+    let Pci {
+        domain,
+        bus,
+        device,
+        function,
+    } = pci;
+    sys::nvmlPciInfo_t {
+        // The old field has no room for a domain of eight digits.
+        busIdLegacy: chars(&format!(
+            "{:04X}:{bus:02X}:{device:02X}.{function:X}",
+            domain & 0xffff
+        )),
+        domain,
+        bus: bus.into(),
+        device: device.into(),
+        pciDeviceId: device_id,
+        pciSubSystemId: subsystem_id,
+        busId: bus_id(pci),
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPciInfo_v3(
     device: sys::nvmlDevice_t,
@@ -212,25 +235,7 @@ extern "C" fn nvmlDeviceGetPciInfo_v3(
 ) -> sys::nvmlReturn_t {
     call("nvmlDeviceGetPciInfo_v3", |session| {
         let Gpu { pci, model, .. } = physical!(session, device);
-        let Pci {
-            domain,
-            bus,
-            device,
-            function,
-        } = *pci;
-        info.set(sys::nvmlPciInfo_t {
-            // The old field has no room for a domain of eight digits.
-            busIdLegacy: chars(&format!(
-                "{:04X}:{bus:02X}:{device:02X}.{function:X}",
-                domain & 0xffff
-            )),
-            domain,
-            bus: bus.into(),
-            device: device.into(),
-            pciDeviceId: model.pci_device_id,
-            pciSubSystemId: model.pci_subsystem_id,
-            busId: bus_id(*pci),
-        })
+        info.set(pci_info(*pci, model.pci_device_id, model.pci_subsystem_id))
     })
 }
 

@@ -7,12 +7,13 @@ use nvml_wrapper_sys::bindings as sys;
 use sys::field_id;
 
 use super::call;
+use super::device::pci_info;
 use super::handle::Device;
-use super::ptr::{InOut, Out, chars, struct_version};
+use super::ptr::{InOut, Out, struct_version};
 use super::readings::since_ampere;
 use crate::call::Call;
 use crate::session::Code;
-use crate::topology::{Fabric, Gpu, LinkEnd, NvLinks, Pci, Pcie};
+use crate::topology::{Fabric, Gpu, LinkEnd, NvLinks, Pcie};
 
 /// The links of a GPU that has this one.
 fn links(gpu: &Gpu, link: c_uint) -> Result<&NvLinks, Code> {
@@ -86,25 +87,8 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
         let Some(LinkEnd::Gpu(pci)) = session.node.link_end(gpu, link) else {
             return Err(Code::NOT_SUPPORTED);
         };
-        let Pci {
-            domain,
-            bus,
-            device,
-            function,
-        } = pci;
-        info.set(sys::nvmlPciInfo_t {
-            busIdLegacy: chars(&format!(
-                "{:04X}:{bus:02X}:{device:02X}.{function:X}",
-                domain & 0xffff
-            )),
-            domain,
-            bus: bus.into(),
-            device: device.into(),
-            // Of the remote device, only its place is told.
-            pciDeviceId: 0,
-            pciSubSystemId: 0,
-            busId: chars(&format!("{domain:08X}:{bus:02X}:{device:02X}.{function:X}")),
-        })
+        // Of the remote device, only its place is told.
+        info.set(pci_info(pci, 0, 0))
     })
 }
 

@@ -1,7 +1,6 @@
 //! The driver's files below a made-up root.
 
 use super::*;
-use gpu::Placement;
 
 fn root() -> (tempfile::TempDir, Driver) {
     let folder = tempfile::tempdir().unwrap();
@@ -67,20 +66,11 @@ fn libraries_are_mounted_from_whichever_folder_nvml_is_loaded_from() {
 }
 
 fn partition(gpu_instance: u32) -> Target {
-    Target::Partition {
-        pci: "0000:65:00.0".parse().unwrap(),
-        uuid: "GPU-1".into(),
-        minor: 0,
-        profile: "1g.10gb".into(),
-        profile_id: 19,
-        placement: Placement { start: 6, size: 1 },
-        adopted: false,
-        instance: Some(InstanceIds {
-            gpu_instance,
-            compute_instance: 0,
-            uuid: "MIG-1".into(),
-        }),
-    }
+    Target::partition_for_test(Some(InstanceIds {
+        gpu_instance,
+        compute_instance: 0,
+        uuid: "MIG-1".into(),
+    }))
 }
 
 #[test]

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt as _;
 
-use super::super::files::step;
+use super::super::files::{self, Flush, step};
 use super::launch::{self, Launch};
 use super::ready::readable;
 use super::{Places, Portion};
@@ -103,9 +103,7 @@ impl Process {
     /// When the folder is not writable.
     pub fn write(&self, places: &Places) -> io::Result<()> {
         let path = places.folder.join("process.json");
-        let temporary = path.with_extension("new");
-        fs::write(&temporary, serde_json::to_vec(self)?)?;
-        fs::rename(temporary, path)
+        files::replace(&path, &serde_json::to_vec(self)?, Flush::None)
     }
 
     /// Whether it is the process that was started, and lives.

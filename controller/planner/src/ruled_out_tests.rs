@@ -120,7 +120,7 @@ fn an_invalid_pool_gives_out_nothing(#[case] spoil: impl Fn(&mut Snapshot)) {
 }
 
 #[test]
-fn without_device_classes_that_is_the_reason() {
+fn without_device_classes_that_is_the_reason_a_014() {
     let mut cluster = h100_cluster(1, 1);
     cluster.device_classes.clear();
     assert!(matches!(
@@ -183,7 +183,7 @@ fn the_class_selectors_rule_devices_out() {
 )]
 #[case::syntax("device.driver ==", "syntax error")]
 #[case::not_bool("device.driver", "must evaluate to bool")]
-fn a_broken_class_selector_makes_the_placement_undecidable(
+fn a_broken_class_selector_makes_the_placement_undecidable_a_106(
     #[case] selector: &str,
     #[case] error: &str,
 ) {

@@ -27,7 +27,7 @@ fn settle(cluster: &mut Snapshot, name: &str, mut demand: Demand) -> Plan {
 }
 
 #[test]
-fn the_smallest_share_that_holds_the_model_is_requested_with_compute_in_proportion() {
+fn the_smallest_share_that_holds_the_model_is_requested_with_compute_in_proportion_a_034() {
     // the class names no bounds.
     let cluster = with_shares(h100_cluster(1, 1));
     let plan = planned(plan(&cluster, &demand(10)));
@@ -95,7 +95,7 @@ fn a_share_does_not_break_into_an_untouched_gpu_while_a_partition_is_free_on_a_b
 }
 
 #[test]
-fn bounds_raise_a_share_to_the_least_and_refuse_one_above_the_most() {
+fn bounds_raise_a_share_to_the_least_and_refuse_one_above_the_most_a_034() {
     //
     let cluster = with_shares(h100_cluster(1, 1));
     let mut wanted = shared_only(4);

@@ -13,7 +13,7 @@ use crate::*;
 #[case::half_a_card(30, MIG_CLASS, Some("3g.40gb"))]
 #[case::a_partition_of_the_whole_card_is_no_gain(60, WHOLE_CLASS, None)]
 #[case::above_the_largest_partition(79, WHOLE_CLASS, None)]
-fn the_smallest_sufficient_placement_is_chosen(
+fn the_smallest_sufficient_placement_is_chosen_a_070(
     #[case] gib: u64,
     #[case] class: &str,
     #[case] profile: Option<&str>,
@@ -55,7 +55,7 @@ fn a_model_larger_than_every_device_never_fits_and_the_lack_is_named() {
 
 /// `maxAcceleratorCount` counts devices per copy.
 #[test]
-fn a_model_larger_than_every_device_is_split_when_the_class_allows_more_devices() {
+fn a_model_larger_than_every_device_is_split_when_the_class_allows_more_devices_a_035() {
     let mut demand = demand(100);
     demand.memory.push(MemoryNeed {
         devices: 2,
@@ -114,7 +114,7 @@ fn partitions_are_never_combined_for_one_replica() {
 
 /// exhaustion is about capacity, after a search of every allowed class.
 #[test]
-fn taken_devices_are_told_apart_from_devices_that_are_too_small() {
+fn taken_devices_are_told_apart_from_devices_that_are_too_small_a_096_a_106() {
     let mut cluster = h100_cluster(1, 3);
     for (gpu, order) in [("team", "mine"), ("rival", "secret"), ("rival", "other")]
         .iter()

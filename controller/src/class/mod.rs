@@ -319,7 +319,7 @@ mod tests {
         "Validated",
         "Ready"
     )]
-    fn a_class_is_judged_by_what_it_names(
+    fn a_class_is_judged_by_what_it_names_a_014_a_105(
         #[case] spec: &str,
         #[case] validated: &str,
         #[case] ready: &str,

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_long_and_never_the_same() {
+    fn tokens_are_long_and_never_the_same_a_087() {
         let (a, b) = (random_token().unwrap(), random_token().unwrap());
         assert!(a.len() == 64 && a != b);
     }

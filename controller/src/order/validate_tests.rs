@@ -65,7 +65,7 @@ fn the_contract_is_the_classs_first_that_the_source_allows(
 }
 
 #[test]
-fn other_sources_are_refused_plainly_and_the_catalog_by_its_mode() {
+fn other_sources_are_refused_plainly_and_the_catalog_by_its_mode_a_024() {
     let mut order = fixture::order("");
     order.spec.model.src = ModelSource::S3;
     let refusal = model_request(&order, true).unwrap_err();
@@ -84,7 +84,7 @@ fn other_sources_are_refused_plainly_and_the_catalog_by_its_mode() {
 }
 
 #[test]
-fn a_class_without_accelerator_policy_asks_for_one_whole_device_a_061() {
+fn a_class_without_policies_asks_for_one_copy_on_one_whole_device_a_060_a_061() {
     let (book, facts) = (RecipeBook::shipped().unwrap(), fixture::facts(Format::Gguf));
     let recipe = book
         .choose(Format::Gguf, EndpointType::Chat)
@@ -100,7 +100,7 @@ fn a_class_without_accelerator_policy_asks_for_one_whole_device_a_061() {
 }
 
 #[test]
-fn the_bounds_of_a_class_reach_the_planner() {
+fn the_bounds_of_a_class_reach_the_planner_a_003_a_034() {
     //
     let (book, facts) = (RecipeBook::shipped().unwrap(), fixture::facts(Format::Gguf));
     let recipe = book

@@ -205,7 +205,7 @@ fn expect_golden(name: &str, rendered: &str) {
 }
 
 #[test]
-fn scaling_changes_nothing_but_the_number_of_copies() {
+fn scaling_changes_nothing_but_the_number_of_copies_a_116() {
     let one = render(&order(""), Format::Gguf, EndpointType::Chat, 1, 1);
     let two = render(&order(""), Format::Gguf, EndpointType::Chat, 1, 2);
     assert_eq!(one.replace("replicas: 1", "replicas: 2"), two);

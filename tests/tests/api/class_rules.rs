@@ -282,7 +282,8 @@ async fn a_031_the_sample_of_the_guide_is_accepted_as_it_stands() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_055_a_class_of_one_contract_gets_the_documented_defaults() -> Result<()> {
+async fn a_055_a_class_of_one_contract_gets_the_documented_defaults_a_033_a_060_a_061() -> Result<()>
+{
     let class = stored(Kind::Class, &json!({})).await?;
     // Token unless the class says otherwise; what is absent means one copy and a
     // whole accelerator, and stays absent.
@@ -341,7 +342,7 @@ async fn a_038_an_empty_list_of_namespaces_is_not_an_absent_one() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_070_the_built_in_class_is_accepted_as_shipped() -> Result<()> {
+async fn a_070_a_071_the_built_in_class_is_accepted_as_shipped() -> Result<()> {
     let plane = e2e::control_plane::ControlPlane::shared()?;
     let applied = plane
         .apply_yaml("default", inference_api::DEFAULT_CLASS_YAML)

@@ -256,7 +256,7 @@ async fn a_113_an_order_may_be_edited_in_every_field() -> Result<()> {
 /// The server alone drops an unknown field with a warning: the schema of a custom resource cannot
 /// refuse it. kubectl asks for strictness by itself.
 #[tokio::test]
-async fn kubectl_refuses_an_unknown_field_of_an_order() -> Result<()> {
+async fn kubectl_refuses_an_unknown_field_of_an_order_a_004() -> Result<()> {
     let plane = ControlPlane::shared()?;
     let manifest = json!({
         "apiVersion": "ai.deckhouse.io/v1alpha1",

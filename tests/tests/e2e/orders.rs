@@ -17,7 +17,8 @@ use serde_json::json;
 use crate::scene::*;
 
 #[tokio::test]
-async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted() -> Outcome {
+async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted_a_013_a_087()
+-> Outcome {
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("sharing").await?;
@@ -132,7 +133,8 @@ async fn orders_share_a_gpu_by_partitions_and_give_it_back_when_they_are_deleted
 }
 
 #[tokio::test]
-async fn small_orders_of_the_built_in_class_are_served_by_shares_of_one_gpu() -> Outcome {
+async fn small_orders_of_the_built_in_class_are_served_by_shares_of_one_gpu_a_034_a_070() -> Outcome
+{
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("small").await?;
@@ -171,7 +173,7 @@ async fn small_orders_of_the_built_in_class_are_served_by_shares_of_one_gpu() ->
 }
 
 #[tokio::test]
-async fn a_model_that_fits_nowhere_is_refused_for_capacity() -> Outcome {
+async fn a_model_that_fits_nowhere_is_refused_for_capacity_a_106() -> Outcome {
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("exhausted").await?;
@@ -229,7 +231,8 @@ fn safetensors_header_length(bytes: u64) -> u64 {
 }
 
 #[tokio::test]
-async fn a_selector_that_cannot_be_judged_points_at_the_class_and_not_at_capacity() -> Outcome {
+async fn a_selector_that_cannot_be_judged_points_at_the_class_and_not_at_capacity_a_106() -> Outcome
+{
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("undecidable").await?;

@@ -22,7 +22,7 @@ const PARTITIONS_SINCE: u32 = 36;
 const GPUS_OF_A_WORKER: usize = 8;
 
 #[tokio::test]
-async fn an_order_of_whole_devices_is_served_and_gives_its_device_back() -> Outcome {
+async fn an_order_of_whole_devices_is_served_and_gives_its_device_back_a_013() -> Outcome {
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("whole").await?;

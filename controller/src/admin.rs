@@ -1,6 +1,6 @@
-//! `/livez`, `/readyz` and `/metrics` of the controller.
+//! `/livez`, `/readyz` and `/metrics` of a process.
 
-use crate::metrics::Metrics;
+use crate::metrics::Figures;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
@@ -16,7 +16,7 @@ pub struct Health {
     /// Whether the process does its part: it leads, or stands by for the leader.
     pub ready: Arc<AtomicBool>,
     /// Figures.
-    pub metrics: Arc<Metrics>,
+    pub figures: Arc<Figures>,
 }
 
 /// The routes.
@@ -26,7 +26,7 @@ pub fn router(health: Health) -> Router {
         .route("/readyz", get(ready))
         .route(
             "/metrics",
-            get(|State(h): State<Health>| async move { h.metrics.text() }),
+            get(|State(h): State<Health>| async move { h.figures.text() }),
         )
         .with_state(health)
 }

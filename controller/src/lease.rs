@@ -72,6 +72,15 @@ fn next(lease: Option<&LeaseSpec>, me: &str, now: Timestamp) -> LeaseSpec {
     }
 }
 
+/// Why a Lease is not renewed any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// Another process took it, or may soon.
+    Lost,
+    /// This process was asked to end.
+    Stopped,
+}
+
 /// A Lease that this process wants.
 pub struct Election {
     api: Api<Lease>,
@@ -155,16 +164,13 @@ impl Election {
         }
     }
 
-    /// Renews until the Lease is lost or the process stops; in the latter case
-    /// the Lease is given up, so that another need not wait for its end.
-    pub async fn hold(&mut self, stop: &CancellationToken) {
+    /// Renews until the Lease is lost or the process is asked to end; then the Lease is still
+    /// this process's, which [`Self::release`]s it after its last write.
+    pub async fn hold(&mut self, stop: &CancellationToken) -> Held {
         let mut renewed = tokio::time::Instant::now();
         loop {
             tokio::select! {
-                () = stop.cancelled() => {
-                    self.release().await;
-                    return;
-                }
+                () = stop.cancelled() => return Held::Stopped,
                 () = tokio::time::sleep(PERIOD) => {}
             }
             // The Lease counts from the write, which may be as early as its attempt; and
@@ -175,7 +181,7 @@ impl Election {
                 Ok(Ok(true)) => renewed = begun,
                 Ok(Ok(false)) => {
                     warn!(lease = self.name, "Another process took the lease.");
-                    return;
+                    return Held::Lost;
                 }
                 Ok(Err(error)) => {
                     warn!(lease = self.name, %error, "The lease could not be renewed.")
@@ -187,12 +193,13 @@ impl Election {
                     lease = self.name,
                     "The lease was not renewed in time; stepping down."
                 );
-                return;
+                return Held::Lost;
             }
         }
     }
 
-    async fn release(&mut self) {
+    /// Gives the Lease up, so that another need not wait for its end.
+    pub async fn release(&mut self) {
         let Ok(Some(mut lease)) = self.api.get_opt(&self.name).await else {
             return;
         };

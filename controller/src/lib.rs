@@ -7,6 +7,8 @@
 
 pub mod admin;
 pub mod class;
+pub mod component;
+pub mod device_api;
 pub mod fetch;
 pub mod lease;
 pub mod metrics;
@@ -23,5 +25,6 @@ mod golden_pool_tests;
 #[cfg(test)]
 mod test_hub;
 
-/// Field manager of everything that the controller applies.
+/// Field manager of everything that the controller applies; the planner's is
+/// [`component::Component::name`].
 pub const FIELD_MANAGER: &str = "ai-inference-controller";

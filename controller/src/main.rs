@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use controller::component::Component;
 use controller::fetch::{self, FetchSpec, Patience, Progress};
 use controller::model::HubEndpoint;
 use controller::order::Settings;
@@ -43,15 +44,9 @@ enum Toggle {
     None,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Component {
-    Controller,
-    Planner,
-}
-
 #[derive(Args)]
 struct RunArgs {
-    /// Parts to run in this process. In this version both run together.
+    /// Components to run in this process; each has a lease of its own.
     #[arg(
         long,
         env = "AI_INFERENCE_COMPONENTS",
@@ -200,13 +195,6 @@ fn print_crds() -> Result<()> {
 }
 
 async fn do_run(args: RunArgs) -> Result<()> {
-    if !args.components.contains(&Component::Controller)
-        || !args.components.contains(&Component::Planner)
-    {
-        anyhow::bail!(
-            "--components must name both controller and planner: this version runs them in one process"
-        );
-    }
     let images: BTreeMap<_, _> = args.recipe_images.into_iter().collect();
     let releases: BTreeMap<_, _> = args.recipe_releases.into_iter().collect();
     let recipes = match &args.recipes {
@@ -218,6 +206,7 @@ async fn do_run(args: RunArgs) -> Result<()> {
         .identity
         .unwrap_or_else(|| format!("process-{}", std::process::id()));
     let options = Options {
+        components: args.components.into_iter().collect(),
         settings: Settings {
             installation: Installation {
                 fetch_image: args.fetch_image,

@@ -36,36 +36,23 @@ type Class = DeserializeGuard<InferenceServiceClass>;
 /// Room in a wake-up queue; a full one makes its watch wait, which loses nothing.
 const QUEUE: usize = 1024;
 
-/// Streams of wake-ups, for the two reconcilers.
-pub struct Wakeups {
-    /// Orders to look at.
-    pub orders: mpsc::Receiver<ObjectRef<Order>>,
-    /// Classes to look at.
-    pub classes: mpsc::Receiver<ObjectRef<Class>>,
-}
-
-/// All stores.
-#[derive(Clone)]
-pub struct Watched {
-    /// What the order's reconciler reads.
+/// What the order's reconciler works from.
+pub struct Orders {
+    /// What it reads.
     pub stores: Stores,
-    /// Storage classes.
-    pub storage_classes: Store<StorageClass>,
-    /// Orders of all namespaces.
-    pub orders: Store<Order>,
     /// Grows with each change that a plan may depend on.
     pub changes: Arc<AtomicU64>,
+    all: Store<Order>,
     device_api: bool,
 }
 
-impl Watched {
+impl Orders {
     /// Waits until every store has its first complete list.
     pub async fn ready(&self) {
         // A writer that is dropped means that the process ends anyway.
         let s = &self.stores;
         let _ = s.classes.wait_until_ready().await;
-        let _ = self.orders.wait_until_ready().await;
-        let _ = self.storage_classes.wait_until_ready().await;
+        let _ = self.all.wait_until_ready().await;
         let _ = s.nodes.wait_until_ready().await;
         let _ = s.statefulsets.wait_until_ready().await;
         let _ = s.services.wait_until_ready().await;
@@ -79,12 +66,34 @@ impl Watched {
     }
 }
 
+/// What the class's reconciler works from.
+pub struct Classes {
+    /// Device classes.
+    pub device_classes: Store<DeviceClass>,
+    /// Storage classes.
+    pub storage_classes: Store<StorageClass>,
+    /// Orders of all namespaces, without their status.
+    pub orders: Store<Order>,
+    all: Store<Class>,
+    device_api: bool,
+}
+
+impl Classes {
+    /// Waits until every store has its first complete list.
+    pub async fn ready(&self) {
+        let _ = self.all.wait_until_ready().await;
+        let _ = self.orders.wait_until_ready().await;
+        let _ = self.storage_classes.wait_until_ready().await;
+        if self.device_api {
+            let _ = self.device_classes.wait_until_ready().await;
+        }
+    }
+}
+
 /// Whom a change concerns.
 enum Concerns {
     /// Orders that wait for room.
     Waiting,
-    /// The same, and every class.
-    WaitingAndClasses,
     /// Every class.
     Classes,
     /// One order.
@@ -98,10 +107,11 @@ enum Concerns {
     Nobody,
 }
 
+/// Wakes the reconciler that has a queue; what concerns the other is not its business.
 #[derive(Clone)]
 struct Wake {
-    orders: mpsc::Sender<ObjectRef<Order>>,
-    classes: mpsc::Sender<ObjectRef<Class>>,
+    orders: Option<mpsc::Sender<ObjectRef<Order>>>,
+    classes: Option<mpsc::Sender<ObjectRef<Class>>>,
     all_orders: Store<Order>,
     all_classes: Store<Class>,
     changes: Arc<AtomicU64>,
@@ -146,12 +156,9 @@ impl Wake {
         };
         match concerns {
             Concerns::Nobody => {}
-            Concerns::Waiting | Concerns::WaitingAndClasses => {
+            Concerns::Waiting => {
                 self.changes.fetch_add(1, Ordering::AcqRel);
                 orders = pick(&self.all_orders, &waits);
-                if matches!(concerns, Concerns::WaitingAndClasses) {
-                    classes = every_class();
-                }
             }
             Concerns::Everything => {
                 self.changes.fetch_add(1, Ordering::AcqRel);
@@ -170,11 +177,15 @@ impl Wake {
             Concerns::Class(names) => classes = names.iter().map(|n| ObjectRef::new(n)).collect(),
         }
         // A receiver that is gone means that the process ends.
-        for order in orders {
-            let _ = self.orders.send(order).await;
+        if let Some(queue) = &mut self.orders {
+            for order in orders {
+                let _ = queue.send(order).await;
+            }
         }
-        for class in classes {
-            let _ = self.classes.send(class).await;
+        if let Some(queue) = &mut self.classes {
+            for class in classes {
+                let _ = queue.send(class).await;
+            }
         }
     }
 }
@@ -191,6 +202,22 @@ impl Watch<'_> {
     /// `concerns` is given the object, and its fingerprints before and now.
     fn run<K>(
         &self,
+        pair: (Store<K>, reflector::store::Writer<K>),
+        config: watcher::Config,
+        fingerprint: impl Fn(&K) -> String + Send + 'static,
+        concerns: impl Fn(&K, Option<&str>, Option<&str>) -> Concerns + Send + 'static,
+    ) -> Store<K>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send,
+    {
+        self.run_without(|_| {}, pair, config, fingerprint, concerns)
+    }
+
+    /// The same, keeping objects without what `strip` takes from them.
+    fn run_without<K>(
+        &self,
+        strip: fn(&mut K),
         (store, writer): (Store<K>, reflector::store::Writer<K>),
         config: watcher::Config,
         fingerprint: impl Fn(&K) -> String + Send + 'static,
@@ -203,7 +230,10 @@ impl Watch<'_> {
         let api: Api<K> = Api::all(self.client.clone());
         let stream = watcher::watcher(api, config)
             .default_backoff()
-            .modify(|o| o.meta_mut().managed_fields = None);
+            .modify(move |o| {
+                o.meta_mut().managed_fields = None;
+                strip(o);
+            });
         let stream = reflector::reflector(writer, stream);
         let (mut wake, stop) = (self.wake.clone(), self.stop.clone());
         self.tasks.spawn(async move {
@@ -266,21 +296,20 @@ fn version<K: Resource>(object: &K) -> String {
     object.meta().resource_version.clone().unwrap_or_default()
 }
 
-/// Starts all watches. `device_api` says whether the cluster serves
-/// resource.k8s.io/v1; without it those stores stay empty.
-pub fn start(
+/// Starts the watches for orders. `device_api` says whether the cluster serves
+/// resource.k8s.io/v1; without it the stores of its kinds stay empty.
+pub fn of_orders(
     client: &Client,
     device_api: bool,
     tasks: &TaskTracker,
     stop: &CancellationToken,
-) -> (Watched, Wakeups) {
-    let (order_tx, orders) = mpsc::channel(QUEUE);
-    let (class_tx, classes) = mpsc::channel(QUEUE);
+) -> (Orders, mpsc::Receiver<ObjectRef<Order>>) {
+    let (queue, wakeups) = mpsc::channel(QUEUE);
     let changes = Arc::new(AtomicU64::new(1));
     let (order_store, class_store) = (reflector::store::<Order>(), reflector::store::<Class>());
     let wake = Wake {
-        orders: order_tx,
-        classes: class_tx,
+        orders: Some(queue),
+        classes: None,
         all_orders: order_store.0.clone(),
         all_classes: class_store.0.clone(),
         changes: changes.clone(),
@@ -294,25 +323,14 @@ pub fn start(
     let any = watcher::Config::default();
     let ours = watcher::Config::default().labels(&format!("{LABEL_MANAGED_BY}={MANAGED_BY}"));
 
-    let all_orders = watch.run(
+    // The reconciler has its own watch of orders; this one only says which of them there are.
+    let all = watch.run(
         order_store,
         any.clone(),
-        |o: &Order| {
-            o.0.as_ref()
-                .map(|o| o.spec.inference_service_class_name.clone())
-                .unwrap_or_default()
-        },
-        |_, before, now| {
-            Concerns::Class(
-                [before, now]
-                    .into_iter()
-                    .flatten()
-                    .map(str::to_owned)
-                    .collect(),
-            )
-        },
+        |_| String::new(),
+        |_, _, _| Concerns::Nobody,
     );
-    let all_classes = watch.run(
+    let classes = watch.run(
         class_store,
         any.clone(),
         |c: &Class| format!("{:?}", c.meta().generation),
@@ -331,7 +349,7 @@ pub fn start(
                 reflector::store(),
                 any.clone(),
                 version,
-                |_: &DeviceClass, _, _| Concerns::WaitingAndClasses,
+                |_: &DeviceClass, _, _| Concerns::Waiting,
             ),
             watch.run(
                 reflector::store(),
@@ -354,13 +372,13 @@ pub fn start(
         )
     };
     let stores = Stores {
-        classes: all_classes,
+        classes,
         slices,
         device_classes,
         claims,
         nodes: watch.run(
             reflector::store(),
-            any.clone(),
+            any,
             // Not its heartbeats.
             |n: &Node| short_hash(&view::node(n)),
             |_, _, _| Concerns::Waiting,
@@ -370,20 +388,90 @@ pub fn start(
         pods: watch.owned(ours),
         templates,
     };
+    let watched = Orders {
+        stores,
+        changes,
+        all,
+        device_api,
+    };
+    (watched, wakeups)
+}
+
+/// Starts the watches for classes. `device_api` as in [`of_orders`].
+pub fn of_classes(
+    client: &Client,
+    device_api: bool,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> (Classes, mpsc::Receiver<ObjectRef<Class>>) {
+    let (queue, wakeups) = mpsc::channel(QUEUE);
+    let (order_store, class_store) = (reflector::store::<Order>(), reflector::store::<Class>());
+    let wake = Wake {
+        orders: None,
+        classes: Some(queue),
+        all_orders: order_store.0.clone(),
+        all_classes: class_store.0.clone(),
+        changes: Arc::default(),
+    };
+    let watch = Watch {
+        client,
+        tasks,
+        stop,
+        wake: &wake,
+    };
+    let any = watcher::Config::default();
+    let orders = watch.run_without(
+        |o: &mut Order| {
+            if let Ok(order) = &mut o.0 {
+                order.status = None;
+            }
+        },
+        order_store,
+        any.clone(),
+        |o: &Order| {
+            o.0.as_ref()
+                .map(|o| o.spec.inference_service_class_name.clone())
+                .unwrap_or_default()
+        },
+        |_, before, now| {
+            Concerns::Class(
+                [before, now]
+                    .into_iter()
+                    .flatten()
+                    .map(str::to_owned)
+                    .collect(),
+            )
+        },
+    );
+    // The reconciler has its own watch of classes; this one only says which of them there are.
+    let all = watch.run(
+        class_store,
+        any.clone(),
+        |_| String::new(),
+        |_, _, _| Concerns::Nobody,
+    );
+    let device_classes = if device_api {
+        watch.run(
+            reflector::store(),
+            any.clone(),
+            version,
+            |_: &DeviceClass, _, _| Concerns::Classes,
+        )
+    } else {
+        reflector::store().0
+    };
     let storage_classes = watch.run(
         reflector::store(),
         any,
         version,
         |_: &StorageClass, _, _| Concerns::Classes,
     );
-    (
-        Watched {
-            stores,
-            storage_classes,
-            orders: all_orders,
-            changes,
-            device_api,
-        },
-        Wakeups { orders, classes },
-    )
+    let watched = Classes {
+        device_classes,
+        storage_classes,
+        orders,
+        all,
+        device_api,
+    };
+    (watched, wakeups)
 }

@@ -1,10 +1,16 @@
+{{- /* Which pods of this release belong together; `component` is set where each has its own. */ -}}
 {{- define "controller.selector" -}}
-app.kubernetes.io/name: controller
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ .name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- end }}
 
+{{- /* Labels of what is one for the whole release. */ -}}
 {{- define "controller.labels" -}}
-{{ include "controller.selector" . }}
+{{ include "controller.selector" (dict "name" "controller" "root" .) }}
+{{ include "controller.origin" . }}
+{{- end }}
+
+{{- define "controller.origin" -}}
 app.kubernetes.io/part-of: ai-inference
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -14,7 +20,31 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{- /* Cluster-wide objects carry the release's namespace, so that two installations can be told apart. */ -}}
+{{- /*
+Name of the controller's account, ClusterRole and lease. It is the same in every installation, because
+there is one in a cluster: its kinds are cluster-wide.
+*/ -}}
 {{- define "controller.account" -}}
 ai-inference-controller
+{{- end }}
+
+{{- /* The same of the planner. */ -}}
+{{- define "planner.account" -}}
+ai-inference-planner
+{{- end }}
+
+{{- /* The security of every container of this chart; none needs any privilege. */ -}}
+{{- define "controller.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "controller.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
 {{- end }}

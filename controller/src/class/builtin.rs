@@ -1,7 +1,7 @@
 //! The built-in class: made if absent, never changed again.
 
 use super::record;
-use crate::FIELD_MANAGER;
+use crate::component::{Component, PLANNER_LOG};
 use inference_api::names::{DEFAULT_CLASS, SHIPPED_VERSION_ANNOTATION};
 use inference_api::{ClassEvent, InferenceServiceClass, default_class};
 use kube::api::PostParams;
@@ -21,12 +21,12 @@ pub async fn ensure_default_class(client: Client, recorder: &Recorder) -> anyhow
         .insert(SHIPPED_VERSION_ANNOTATION.to_owned(), version.to_owned());
     let api: Api<InferenceServiceClass> = Api::all(client);
     let params = PostParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
+        field_manager: Some(Component::Planner.name().to_owned()),
         ..PostParams::default()
     };
     match api.create(&params, &shipped).await {
         Ok(_) => {
-            info!(class = DEFAULT_CLASS, version, "Made the built-in class.");
+            info!(target: PLANNER_LOG, class = DEFAULT_CLASS, version, "Made the built-in class.");
             Ok(())
         }
         Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -47,7 +47,7 @@ pub async fn ensure_default_class(client: Client, recorder: &Recorder) -> anyhow
         // served all the same.
         Err(kube::Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
             warn!(
-                class = DEFAULT_CLASS,
+                target: PLANNER_LOG, class = DEFAULT_CLASS,
                 words = status.message,
                 "The built-in class was refused; make it yourself, or start with --no-default-class."
             );

@@ -7,7 +7,7 @@ mod builtin;
 
 pub use builtin::ensure_default_class;
 
-use crate::FIELD_MANAGER;
+use crate::component::{Component, PLANNER_LOG};
 use crate::metrics::Metrics;
 use dra_cel::Selector;
 use inference_api::{
@@ -149,6 +149,7 @@ pub async fn reconcile(
         Ok(class) => class,
         Err(invalid) => return Err(Error::Malformed(invalid.error.clone())),
     };
+    cx.metrics.reconciles.inc();
     if class.meta().deletion_timestamp.is_some() {
         return Ok(Action::await_change());
     }
@@ -198,14 +199,14 @@ pub async fn reconcile(
     match api
         .patch_status(
             &name,
-            &PatchParams::apply(FIELD_MANAGER).force(),
+            &PatchParams::apply(Component::Planner.name()).force(),
             &Patch::Apply(&body),
         )
         .await
     {
         Ok(_) => {
             cx.metrics.writes.inc();
-            info!(class = name, "Wrote the class's status.");
+            info!(target: PLANNER_LOG, class = name, "Wrote the class's status.");
             Ok(Action::await_change())
         }
         Err(kube::Error::Api(s)) if matches!(s.code, 404 | 409) => Ok(Action::await_change()),
@@ -260,7 +261,7 @@ async fn record(
         secondary: None,
     };
     if let Err(error) = recorder.publish(&event, &class.object_ref(&())).await {
-        warn!(class = class.name_any(), %error, "An event could not be recorded.");
+        warn!(target: PLANNER_LOG, class = class.name_any(), %error, "An event could not be recorded.");
     }
 }
 
@@ -270,7 +271,7 @@ pub fn error_policy(
     error: &Error,
     cx: Arc<Context>,
 ) -> Action {
-    warn!(class = class.name_any(), %error, "The class was not reconciled.");
+    warn!(target: PLANNER_LOG, class = class.name_any(), %error, "The class was not reconciled.");
     match error {
         Error::Malformed(_) => {
             cx.metrics.failed("malformed");

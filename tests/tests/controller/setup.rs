@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use controller::component::Component;
 use controller::order::Settings;
 use controller::recipe::RecipeBook;
 use controller::render::Installation;
@@ -84,6 +85,7 @@ async fn prepare(plane: &'static ControlPlane) -> Result<(Client, Options)> {
 /// What the controller is run with.
 pub(crate) fn options(hub: String) -> Result<Options> {
     Ok(Options {
+        components: Component::ALL.into(),
         settings: Settings {
             installation: Installation {
                 fetch_image: "ai-inference/controller:dev".into(),

@@ -5,13 +5,16 @@
 //! An order that waits for room is woken by every change of slices, allocations,
 //! device classes and nodes; an order that serves by none of them.
 
+use crate::class;
 use crate::order::context::Stores;
 use crate::render::short_hash;
 use crate::view::{self, LABEL_MANAGED_BY, order_of};
 use futures::channel::mpsc;
 use futures::{SinkExt, StreamExt};
 use inference_api::names::MANAGED_BY;
-use inference_api::{InferenceService, InferenceServiceClass, OrderCondition, OrderReason as R};
+use inference_api::{
+    ClassCondition, InferenceService, InferenceServiceClass, OrderCondition, OrderReason as R,
+};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -134,7 +137,7 @@ fn waits(order: &InferenceService) -> bool {
         Some(R::ResourceClaimExhausted | R::PlacementUndecidable | R::NoDeviceClass)
     ) || matches!(
         reason(OrderCondition::WorkloadReady),
-        Some(R::ReplicasUnschedulable)
+        Some(R::ReplicasUnschedulable | R::ScaleUpBlocked)
     )
 }
 
@@ -292,6 +295,26 @@ impl Watch<'_> {
     }
 }
 
+/// What a class is told of an order: that it is its own, and whether it finds that a
+/// selector cannot be judged (`?`), which the class's condition then explains.
+fn class_print(order: &InferenceService) -> String {
+    let mark = if class::is_undecidable(order) {
+        '?'
+    } else {
+        '.'
+    };
+    format!("{mark}{}", order.spec.inference_service_class_name)
+}
+
+/// What orders are told of their class: its generation, and whether it was found valid.
+fn class_verdict(class: &Class) -> String {
+    let conditions = class.0.as_ref().ok().and_then(|c| c.status.as_ref());
+    let conditions = conditions.map(|s| s.conditions.as_slice());
+    let verdict = ClassCondition::Validated.find(conditions.unwrap_or_default());
+    let verdict = verdict.map(|c| (&c.status, c.observed_generation));
+    format!("{:?} {verdict:?}", class.meta().generation)
+}
+
 fn version<K: Resource>(object: &K) -> String {
     object.meta().resource_version.clone().unwrap_or_default()
 }
@@ -330,12 +353,9 @@ pub fn of_orders(
         |_| String::new(),
         |_, _, _| Concerns::Nobody,
     );
-    let classes = watch.run(
-        class_store,
-        any.clone(),
-        |c: &Class| format!("{:?}", c.meta().generation),
-        |c, _, _| Concerns::OrdersOf(c.name_any()),
-    );
+    let classes = watch.run(class_store, any.clone(), class_verdict, |c, _, _| {
+        Concerns::OrdersOf(c.name_any())
+    });
     // Kinds that an old cluster does not serve are not watched, and their stores stay empty.
     let (slices, device_classes, claims, templates) = if device_api {
         (
@@ -423,21 +443,18 @@ pub fn of_classes(
     let orders = watch.run_without(
         |o: &mut Order| {
             if let Ok(order) = &mut o.0 {
-                order.status = None;
+                order.status = class::verdict(order);
             }
         },
         order_store,
         any.clone(),
-        |o: &Order| {
-            o.0.as_ref()
-                .map(|o| o.spec.inference_service_class_name.clone())
-                .unwrap_or_default()
-        },
+        |o: &Order| o.0.as_ref().map(class_print).unwrap_or_default(),
         |_, before, now| {
             Concerns::Class(
                 [before, now]
                     .into_iter()
                     .flatten()
+                    .filter_map(|print| print.strip_prefix(['?', '.']))
                     .map(str::to_owned)
                     .collect(),
             )

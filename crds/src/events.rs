@@ -16,7 +16,6 @@ documented! {
         SettledRegionKept: "The class names another storage class than the one the order's volumes were made on. A volume does not move, so the standing one is kept; nothing stalls." => "To move the order, delete its StatefulSet and the claims behind it; the model is then downloaded again.",
         WorkloadRebuilding: "The new plan gives the copies another placement or a larger volume, so they are raised anew." => "",
         ReplicasHeldOnPreviousRuntime: "The platform ships a newer runtime release; the copies that serve were kept on theirs." => "Edit the order to move all copies, or delete a copy to move that one.",
-        ReplicaMoved: "A copy came up on the current description." => "",
         OrderRefused: "The order cannot be served as it stands; the note says why." => "Look at the order's conditions.",
         OrderReady: "The endpoint answers for the model." => "",
     }

@@ -12,7 +12,7 @@ documented! {
         // ClassResolved.
         ClassResolved: "The class exists and admits the order's namespace." => "",
         ClassNotFound: "No InferenceServiceClass has the name that the order gives." => "Correct spec.inferenceServiceClassName, or ask the administrator which classes there are.",
-        ClassNotReady: "The class exists but is not validated or not ready, so nothing can be served under it." => "Ask the administrator to look at the class's conditions; the order goes on by itself when they are met.",
+        ClassNotReady: "The class exists but did not pass validation, so nothing new is raised under it. Copies that serve already keep serving." => "Ask the administrator to look at the class's conditions; the order goes on by itself when they are met.",
         NamespaceNotAllowed: "The class does not admit orders of this namespace. Copies that serve already keep serving." => "Order under another class, or ask the administrator to add the namespace to the class.",
 
         // ModelResolved.
@@ -28,15 +28,13 @@ documented! {
         SecretNotFound: "A Secret that the order names does not exist in its namespace or lacks the key." => "Create the Secret with the key that the message names.",
         EndpointTypeNotAllowed: "Nothing that the model can do is a contract that the class allows." => "Order another model, or under a class that allows one of the contracts in the message.",
         CatalogDisabled: "The order names the model catalog, and the platform is configured without it (catalog.mode None)." => "Order from another source, or ask the administrator to enable the catalog.",
-        CatalogNotInstalled: "The order names the model catalog, and the cluster has none." => "Order from another source, or ask the administrator to install the catalog.",
-        CatalogModelNotReady: "The catalog's model is not published yet." => "Wait, or look at the conditions of the Model or ClusterModel.",
         SourceNotSupported: "This version of the platform does not serve this kind of source yet." => "Order from a source that the message names.",
 
         // Planned.
         LaunchPlanCalculated: "A placement was found; status.plan says which and why." => "",
         WaitingForModel: "Nothing is planned until the model is known." => "Look at the condition ModelResolved.",
         WaitingForClass: "Nothing is planned until the class is resolved." => "Look at the condition ClassResolved.",
-        PlacementUndecidable: "Placement could not be judged at all: a selection expression of the class or of a DeviceClass fails on the cluster's devices. This is about the class, not about capacity." => "Ask the administrator to correct the expression in the message.",
+        PlacementUndecidable: "Placement could not be judged at all: a selection expression of the class or of a DeviceClass fails on the cluster's devices. This is about the class, not about capacity." => "Ask the administrator to look at the class's conditions: they hold the expression and the error.",
         ResourceClaimExhausted: "Every device class that the class allows was searched and none has room for a copy. This is about capacity." => "Wait until capacity is freed, order a smaller model, or ask for more; the message says what is missing.",
         NoDeviceClass: "The cluster has no DeviceClass that the class allows, or none whose devices publish their memory." => "Ask the administrator to install the driver of the accelerators or to correct the class.",
         DeviceApiUnavailable: "The cluster does not serve resource.k8s.io/v1, which accelerators are given out through." => "Ask the administrator to upgrade the cluster to Kubernetes 1.34 or later.",
@@ -69,7 +67,7 @@ documented! {
         // Ready.
         Ready: "The endpoint answers for the model." => "",
         NotReady: "A condition that the order needs is not known yet." => "Look at the other conditions.",
-        Deleting: "The order is being deleted with everything that was made for it." => "Wait.",
+        Deleting: "The order is being deleted with everything that was made for it, and something holds the deletion." => "Look at the finalizers in the message: each is taken away by whoever set it.",
     }
 }
 
@@ -82,6 +80,7 @@ documented! {
 
         // Ready.
         Ready: "Orders can be served under the class." => "",
+        SelectorUndecidable: "An order found no placement, because a selection expression of the class or of a DeviceClass fails on the cluster's devices." => "Correct the expression: the message holds it with its error. Where an attribute may be absent, ask for it first: `\"colour\" in device.attributes[\"example.com\"]`.",
         NotValidated: "The class did not pass validation." => "Look at the condition Validated.",
         DeviceApiUnavailable: "The cluster does not serve resource.k8s.io/v1, which accelerators are given out through." => "Upgrade the cluster to Kubernetes 1.34 or later.",
         NoDeviceClass: "The cluster has no DeviceClass that the class allows." => "Install the driver of the accelerators, or correct spec.acceleratorPolicy.deviceClassNames.",

@@ -275,6 +275,14 @@ pub struct ReplicasStatus {
     /// Copies that answer for the model.
     pub ready: i32,
 
+    /// Fewest copies that the order may have now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minimum: Option<i32>,
+
+    /// Most copies that the order may have now. This version does not grow by itself: it keeps `desired`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub maximum: Option<i32>,
+
     /// Ready and desired copies for people to read, such as `1/2`.
     pub summary: String,
 }
@@ -287,7 +295,19 @@ impl ReplicasStatus {
             desired,
             current,
             ready,
+            minimum: None,
+            maximum: None,
             summary: format!("{ready}/{desired}"),
+        }
+    }
+
+    /// The same with the bounds that hold now.
+    #[must_use]
+    pub fn within(self, bounds: Option<(i32, i32)>) -> Self {
+        Self {
+            minimum: bounds.map(|(minimum, _)| minimum),
+            maximum: bounds.map(|(_, maximum)| maximum),
+            ..self
         }
     }
 }

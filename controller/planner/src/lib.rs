@@ -5,6 +5,7 @@
 //! [`Explanation`] of why there is none. Never talks to a cluster, never reads a
 //! clock, never allocates anything: the kube-scheduler does.
 
+mod broken;
 mod candidates;
 mod demand;
 mod explanation;
@@ -32,6 +33,7 @@ mod share_tests;
 #[cfg(test)]
 mod tests;
 
+pub use broken::broken_selectors;
 pub use demand::{
     Demand, MemoryNeed, PlacementType, ReplicaBounds, ShareBounds, SharingMode, Toleration,
 };

@@ -132,7 +132,11 @@ fn without_device_classes_that_is_the_reason_a_014() {
     let Outcome::NoDeviceClass(explanation) = plan(&h100_cluster(1, 1), &demand) else {
         panic!("expected no device class");
     };
-    assert!(explanation.to_string().contains("no-such"));
+    let short = explanation.to_string();
+    assert!(
+        short.contains("none of the device classes") && !short.contains("no-such"),
+        "what the class names is the administrator's (A-096): {short}"
+    );
 }
 
 #[test]
@@ -196,10 +200,16 @@ fn a_broken_class_selector_makes_the_placement_undecidable_a_106(
     );
     assert_eq!(explanation.broken_selectors[0].expression, selector);
     let short = explanation.to_string();
+    assert!(short.contains("the InferenceServiceClass"), "{short}");
+    // the expression is the administrator's.
     assert!(
-        short.contains(error) && short.contains("the InferenceServiceClass"),
+        !short.contains(error) && !short.contains(selector),
         "{short}"
     );
+    assert!(explanation.long().contains(error), "{}", explanation.long());
+    let broken = crate::broken_selectors(&h100_cluster(1, 1), None, &demand.selectors);
+    assert_eq!(broken[0].expression, selector);
+    assert!(broken[0].error.contains(error), "{broken:?}");
 }
 
 #[test]

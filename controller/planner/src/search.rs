@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dra_cel::Quantity;
 
+use crate::broken::distinct;
 use crate::candidates::{self, Candidate};
 use crate::demand::{Demand, PlacementType, SharingMode};
 use crate::explanation::{BrokenSelector, Explanation, Rejection, RejectionReason};
@@ -49,7 +50,10 @@ pub(crate) fn plan(snapshot: &Snapshot, demand: &Demand, cache: &mut SelectorCac
 }
 
 /// The device classes that the demand allows and the cluster has.
-fn allowed_classes<'s>(snapshot: &'s Snapshot, demand: &Demand) -> Vec<(usize, &'s DeviceClass)> {
+pub(crate) fn allowed_classes<'s>(
+    snapshot: &'s Snapshot,
+    demand: &Demand,
+) -> Vec<(usize, &'s DeviceClass)> {
     let allowed = |class: &DeviceClass| {
         demand
             .device_class_names
@@ -387,6 +391,7 @@ impl<'a> Search<'a> {
             .min();
         let single = self.demand.memory.iter().filter(|need| need.devices == 1);
         let single = single.map(|need| need.bytes_per_device).min();
+        let mut detail = None;
         let (reason, message) = if !self.demand.placement_types.contains(&key.placement) {
             (
                 RejectionReason::PlacementTypeNotAllowed,
@@ -407,7 +412,8 @@ impl<'a> Search<'a> {
                 RejectionReason::PartitionsNotCombined,
                 wording::partitions_not_combined(),
             )
-        } else if let Some((reason, message)) = self.no_share(key, kind, single) {
+        } else if let Some((reason, message, long)) = self.no_share(key, kind, single) {
+            detail = long;
             (reason, message)
         } else {
             (
@@ -422,7 +428,7 @@ impl<'a> Search<'a> {
             profile: key.profile.clone(),
             reason,
             message,
-            detail: None,
+            detail,
         }
     }
 
@@ -432,22 +438,24 @@ impl<'a> Search<'a> {
         key: &KindKey,
         kind: &Kind,
         need: Option<u64>,
-    ) -> Option<(RejectionReason, String)> {
+    ) -> Option<(RejectionReason, String, Option<String>)> {
         let device = kind.usable.first().filter(|_| key.shared)?;
         let Some(need) = need else {
             let message = wording::shares_not_combined();
-            return Some((RejectionReason::PartitionsNotCombined, message));
+            return Some((RejectionReason::PartitionsNotCombined, message, None));
         };
         let view = &self.inventory.devices[*device];
         match shares::smallest(view, need, &self.demand.share_bounds).err()? {
             NoShare::TooSmall => None,
             NoShare::AboveMaximum { bytes, maximum } => Some((
                 RejectionReason::ShareTooLarge,
-                wording::share_above_maximum(bytes, maximum),
+                wording::share_above_maximum(bytes),
+                Some(wording::share_above_maximum_long(bytes, maximum)),
             )),
             NoShare::NotAllowed => Some((
                 RejectionReason::ShareTooLarge,
                 wording::share_not_allowed(need),
+                None,
             )),
         }
     }
@@ -498,17 +506,4 @@ impl<'a> Search<'a> {
             &claims,
         )
     }
-}
-
-/// One of each expression and holder.
-fn distinct<'b>(all: impl Iterator<Item = &'b BrokenSelector>) -> Vec<BrokenSelector> {
-    let mut distinct: Vec<BrokenSelector> = Vec::new();
-    for broken in all {
-        let known =
-            |b: &BrokenSelector| b.holder == broken.holder && b.expression == broken.expression;
-        if !distinct.iter().any(known) {
-            distinct.push(broken.clone());
-        }
-    }
-    distinct
 }

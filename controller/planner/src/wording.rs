@@ -1,17 +1,14 @@
 //! The sentences of explanations.
 //!
-//! Short forms are read by tenants: they name no other tenant's order. Long
-//! forms are for the administrator.
+//! Short forms are read by tenants: they name no other tenant's order, and neither
+//! an expression nor a bound of the class. Long forms are for the administrator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::demand::{Demand, MemoryNeed, PlacementType, ReplicaBounds, SharingMode};
-use crate::explanation::{BrokenSelector, RejectionReason, shorten};
+use crate::explanation::{BrokenSelector, RejectionReason};
 use crate::kinds::{Exclusion, KindKey, Kinds};
 use crate::snapshot::Snapshot;
-
-/// Most characters of an expression or an error in a short form.
-const QUOTE_LIMIT: usize = 110;
 
 /// Most orders that a sentence names.
 const NAMED_ORDERS: usize = 3;
@@ -77,18 +74,15 @@ pub(crate) fn planned(kind: &str, need: &MemoryNeed, fit: u32, replicas: &Replic
 
 pub(crate) fn no_device_class(demand: &Demand) -> String {
     match &demand.device_class_names {
-        Some(names) if !names.is_empty() => format!(
-            "The cluster has none of the device classes that the class allows: {}.",
-            shorten(&names.join(", "), 200)
-        ),
-        _ => "The cluster has no DeviceClass: no DRA driver for accelerators is installed."
+        Some(_) => "The cluster has none of the device classes that the class allows.".to_owned(),
+        None => "The cluster has no DeviceClass: no DRA driver for accelerators is installed."
             .to_owned(),
     }
 }
 
 pub(crate) fn no_count() -> String {
     "Nothing was searched: the class and the runtime have no number of devices per replica in \
-     common; raise maxAcceleratorCount."
+     common."
         .to_owned()
 }
 
@@ -96,14 +90,13 @@ pub(crate) fn undecidable(broken: &[BrokenSelector]) -> String {
     let Some(first) = broken.first() else {
         return String::new();
     };
-    let expression = shorten(&first.expression, QUOTE_LIMIT);
-    let error = shorten(&first.error.replace('\n', " "), QUOTE_LIMIT);
     let more = match broken.len() {
         1 => String::new(),
-        n => format!(" ({} more)", n - 1),
+        n => format!(", and {} more", n - 1),
     };
     format!(
-        "Selector `{expression}` of {} cannot be judged: {error}{more}.",
+        "A selector of {} cannot be judged on the cluster's devices{more}; the class's conditions \
+         hold the expression and the error.",
         first.holder
     )
 }
@@ -186,7 +179,15 @@ pub(crate) fn shares_not_combined() -> String {
     "shares are not combined to hold one replica".to_owned()
 }
 
-pub(crate) fn share_above_maximum(bytes: u64, maximum: u64) -> String {
+pub(crate) fn share_above_maximum(bytes: u64) -> String {
+    format!(
+        "a share of {} is needed, more than the class allows of these devices",
+        gib(bytes)
+    )
+}
+
+/// The same for the administrator.
+pub(crate) fn share_above_maximum_long(bytes: u64, maximum: u64) -> String {
     format!(
         "a share of {} is needed, the class allows {} of these devices (maxSharePercent)",
         gib(bytes),
@@ -230,11 +231,16 @@ pub(crate) fn never_fits(snapshot: &Snapshot, demand: &Demand, kinds: &Kinds) ->
             gib(need.bytes_per_device),
             snapshot.device_classes[key.class].name,
         ),
-        Some((missing, need, key)) => format!(
+        // The shortage would tell the bound.
+        Some((_, need, key)) if key.memory >= need.bytes_per_device => format!(
+            "A share of {} is needed, more than the class allows of any device.",
+            gib(need.bytes_per_device),
+        ),
+        Some((_, need, key)) => format!(
             "Fits no device of the allowed device classes: the largest, {}, is {} short of the \
              {} needed{}.",
             kinds_of(snapshot, key),
-            gib(missing),
+            gib(need.bytes_per_device.saturating_sub(key.memory)),
             gib(need.bytes_per_device),
             if need.devices > 1 {
                 format!(" on each of {} devices", need.devices)

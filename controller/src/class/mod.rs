@@ -1,7 +1,8 @@
 //! The class's reconciler: Validated and Ready, and the built-in class.
 //!
-//! In: a class, and whether what it names exists. Out: its two conditions, an
-//! event when they change, the number of orders that use it. `judge` is pure.
+//! In: a class, whether what it names exists, and what its orders found about its
+//! selectors. Out: its two conditions, an event when they change, the number of orders
+//! that use it. `judge` is pure. Never: a word of these in an order's status.
 
 mod builtin;
 
@@ -9,12 +10,15 @@ pub use builtin::ensure_default_class;
 
 use crate::component::{Component, PLANNER_LOG};
 use crate::metrics::Metrics;
+use crate::view;
 use dra_cel::Selector;
 use inference_api::{
-    ClassCondition as C, ClassEvent, ClassReason as R, ConditionUpdate, InferenceService,
-    InferenceServiceClass, InferenceServiceClassStatus, set_condition,
+    ClassCondition as C, ClassEvent, ClassReason as R, ConditionUpdate, ExposureType,
+    InferenceService, InferenceServiceClass, InferenceServiceClassSpec,
+    InferenceServiceClassStatus, InferenceServiceStatus, OrderCondition, OrderReason,
+    set_condition,
 };
-use k8s_openapi::api::resource::v1::DeviceClass;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
@@ -23,6 +27,7 @@ use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
+use planner::{BrokenSelector, SelectorHolder};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -54,6 +59,23 @@ pub struct Cluster<'a> {
     pub storage_classes: &'a [String],
     /// Whether the cluster serves resource.k8s.io/v1.
     pub device_api: bool,
+    /// Selectors that an order of the class found no placement for.
+    pub broken: &'a [BrokenSelector],
+}
+
+/// What a class needs of an order's status: that its placement could not be judged.
+pub fn verdict(order: &InferenceService) -> Option<InferenceServiceStatus> {
+    let conditions = order.status.as_ref().map(|s| s.conditions.as_slice());
+    let planned = OrderCondition::Planned.find(conditions.unwrap_or_default())?;
+    (planned.reason == OrderReason::PlacementUndecidable.as_str()).then(|| InferenceServiceStatus {
+        conditions: vec![planned.clone()],
+        ..InferenceServiceStatus::default()
+    })
+}
+
+/// Whether an order's placement could not be judged.
+pub fn is_undecidable(order: &InferenceService) -> bool {
+    verdict(order).is_some()
 }
 
 /// A reconcile that could not be finished.
@@ -62,6 +84,15 @@ pub enum Error {
     /// The class cannot be read; only a change mends it.
     #[error("the class can't be read: {0}")]
     Malformed(String),
+    /// The API server did not list the slices.
+    #[error("list ResourceSlices for the selectors of InferenceServiceClass {name}: {source}")]
+    Slices {
+        /// The class.
+        name: String,
+        /// The API server's words.
+        #[source]
+        source: Box<kube::Error>,
+    },
     /// The API server did not take the status.
     #[error("patch the status of InferenceServiceClass {name}: {source}")]
     Status {
@@ -131,10 +162,67 @@ pub fn judge(class: &InferenceServiceClass, cluster: Cluster<'_>) -> [ConditionU
             ),
         );
     }
+    if let Some(message) = undecidable(cluster.broken) {
+        return ready(R::SelectorUndecidable, message);
+    }
     [
         validated,
-        C::Ready.met(R::Ready, "orders can be served under the class"),
+        C::Ready.met(
+            R::Ready,
+            format!(
+                "orders can be served under the class{}",
+                not_yet(&class.spec)
+            ),
+        ),
     ]
+}
+
+/// The first broken selector in full: here its administrator reads it, while
+/// the orders' users read only that there is one.
+fn undecidable(broken: &[BrokenSelector]) -> Option<String> {
+    let first = broken.first()?;
+    let device = first
+        .device
+        .as_deref()
+        .map(|d| format!(" on the device {d}"));
+    let more = match broken.len() {
+        1 => String::new(),
+        n => format!("; {} more cannot be judged either", n - 1),
+    };
+    let holder = match &first.holder {
+        SelectorHolder::ServiceClass => "spec.acceleratorPolicy.selectors".to_owned(),
+        SelectorHolder::DeviceClass(name) => format!("the selector of DeviceClass {name}"),
+    };
+    Some(format!(
+        "an order found no placement: {holder} `{}` cannot be judged{}: {}{more}",
+        first.expression,
+        device.unwrap_or_default(),
+        first.error
+    ))
+}
+
+/// What the class says and this version does not do yet.
+fn not_yet(spec: &InferenceServiceClassSpec) -> String {
+    let mut words = Vec::new();
+    let exposure = &spec.exposure_policy;
+    if exposure.type_ == ExposureType::External {
+        words
+            .push("endpoints are not published outside the cluster (exposurePolicy.type External)");
+    }
+    if exposure.https.is_some() {
+        words.push("no certificate is made or used (exposurePolicy.https)");
+    }
+    let scaling = spec.scaling();
+    if scaling.min_replicas < scaling.max_replicas {
+        words.push("orders keep minReplicas copies and do not grow to maxReplicas (scalingPolicy)");
+    }
+    if words.is_empty() {
+        return String::new();
+    }
+    format!(
+        "; this version does not do all of it yet: {}",
+        words.join("; ")
+    )
 }
 
 /// Reconciles one class.
@@ -156,20 +244,28 @@ pub async fn reconcile(
     let name = class.name_any();
     let device_classes = names(&cx.device_classes);
     let storage_classes = names(&cx.storage_classes);
+    let (mut orders, mut undecidable) = (0usize, false);
+    for order in cx.orders.state() {
+        let order = order.0.as_ref();
+        if let Some(order) = order
+            .ok()
+            .filter(|o| o.spec.inference_service_class_name == name)
+        {
+            orders += 1;
+            undecidable |= is_undecidable(order);
+        }
+    }
+    let broken = if undecidable {
+        broken(class, &cx).await?
+    } else {
+        vec![]
+    };
     let cluster = Cluster {
         device_classes: &device_classes,
         storage_classes: &storage_classes,
         device_api: cx.device_api,
+        broken: &broken,
     };
-    let orders = cx
-        .orders
-        .state()
-        .iter()
-        .filter(|o| {
-            o.0.as_ref()
-                .is_ok_and(|o| o.spec.inference_service_class_name == name)
-        })
-        .count();
     let old = class.status.clone().unwrap_or_default();
     let mut fresh = InferenceServiceClassStatus {
         observed_generation: class.metadata.generation,
@@ -215,6 +311,33 @@ pub async fn reconcile(
             source: Box::new(source),
         }),
     }
+}
+
+/// The selectors that cannot be judged on the cluster's devices. They are looked for only
+/// when an order ran into one, so slices are listed then and not kept.
+async fn broken(class: &InferenceServiceClass, cx: &Context) -> Result<Vec<BrokenSelector>, Error> {
+    if !cx.device_api {
+        return Ok(vec![]);
+    }
+    let slices: Api<ResourceSlice> = Api::all(cx.client.clone());
+    let slices = slices
+        .list(&Default::default())
+        .await
+        .map_err(|source| Error::Slices {
+            name: class.name_any(),
+            source: Box::new(source),
+        })?;
+    let slices: Vec<_> = slices.items.into_iter().map(Arc::new).collect();
+    let snapshot = view::snapshot(&slices, &cx.device_classes.state(), &[], &[]);
+    let policy = class.spec.accelerators();
+    let selectors: Vec<String> = policy
+        .selectors
+        .iter()
+        .flatten()
+        .map(|s| s.cel.expression.clone())
+        .collect();
+    let names = policy.device_class_names.as_deref();
+    Ok(planner::broken_selectors(&snapshot, names, &selectors))
 }
 
 async fn announce(
@@ -277,7 +400,7 @@ pub fn error_policy(
             cx.metrics.failed("malformed");
             Action::await_change()
         }
-        Error::Status { .. } => {
+        Error::Slices { .. } | Error::Status { .. } => {
             cx.metrics.failed("api");
             Action::requeue(Duration::from_secs(10))
         }
@@ -334,6 +457,7 @@ mod tests {
             device_classes: &device,
             storage_classes: &storage,
             device_api: true,
+            broken: &[],
         };
         let got = judge(&class, cluster);
         assert_eq!(
@@ -350,6 +474,71 @@ mod tests {
                 judge(&class, old)[1].reason,
                 "DeviceApiUnavailable",
                 "A-014"
+            );
+        }
+    }
+
+    fn class_of(spec: &str) -> InferenceServiceClass {
+        serde_saphyr::from_str(&format!(
+            "apiVersion: ai.deckhouse.io/v1alpha1\nkind: InferenceServiceClass\nmetadata: {{name: c}}\nspec: {{modelPolicy: {{allowedEndpointTypes: [Chat]}}, {spec}}}\n"
+        ))
+        .unwrap()
+    }
+
+    fn ready(class: &InferenceServiceClass, broken: &[BrokenSelector]) -> ConditionUpdate {
+        let cluster = Cluster {
+            device_classes: &["gpu".to_owned()],
+            storage_classes: &[],
+            device_api: true,
+            broken,
+        };
+        let [_, ready] = judge(class, cluster);
+        ready
+    }
+
+    #[test]
+    fn a_selector_that_an_order_ran_into_is_told_in_full_on_the_class_a_106() {
+        let broken = BrokenSelector {
+            holder: SelectorHolder::DeviceClass("mig.example.com".into()),
+            expression: "device.zebra".into(),
+            error: "no such key".into(),
+            device: Some("example.com/node/gpu-0".into()),
+        };
+        let told = ready(&class_of(""), &[broken.clone(), broken]);
+        assert_eq!(told.reason, "SelectorUndecidable");
+        for part in [
+            "DeviceClass mig.example.com",
+            "device.zebra",
+            "gpu-0",
+            "1 more",
+        ] {
+            assert!(told.message.contains(part), "{}", told.message);
+        }
+    }
+
+    #[rstest]
+    #[case::all_done("exposurePolicy: {type: ClusterLocal}", &[])]
+    #[case::external("exposurePolicy: {type: External}", &["External"])]
+    #[case::https("exposurePolicy: {type: External, https: {mode: Disabled}}", &["External", "exposurePolicy.https"])]
+    #[case::growth("exposurePolicy: {type: ClusterLocal}, scalingPolicy: {minReplicas: 1, maxReplicas: 4}", &["maxReplicas"])]
+    fn a_class_says_what_this_version_does_not_do_yet_a_062_a_085(
+        #[case] spec: &str,
+        #[case] named: &[&str],
+    ) {
+        let told = ready(&class_of(spec), &[]);
+        assert_eq!(told.reason, "Ready");
+        for part in [
+            "External",
+            "exposurePolicy.https",
+            "maxReplicas",
+            "not do all",
+        ] {
+            let wanted = named.contains(&part) || (part == "not do all" && !named.is_empty());
+            assert_eq!(
+                told.message.contains(part),
+                wanted,
+                "{part}: {}",
+                told.message
             );
         }
     }

@@ -53,6 +53,8 @@ pub struct Decision {
     pub rebuild: bool,
     /// Copies wanted.
     pub replicas: i32,
+    /// Fewest and most copies that the class allows.
+    pub bounds: Option<(i32, i32)>,
 }
 
 impl Decision {
@@ -96,7 +98,9 @@ pub fn decide(order: &InferenceService, seen: &Seen, cx: &Context) -> Decision {
     let exposure = &class.spec.exposure_policy;
     decision.token = exposure.authentication == Authentication::Token;
     decision.external = exposure.type_ == inference_api::ExposureType::External;
-    decision.replicas = class.spec.scaling().min_replicas;
+    let scaling = class.spec.scaling();
+    decision.replicas = scaling.min_replicas;
+    decision.bounds = Some((scaling.min_replicas, scaling.max_replicas));
     let facts = match &seen.facts {
         Some(Ok(facts)) => facts.clone(),
         Some(Err(refusal)) => return decision.stop(refusal.clone()),

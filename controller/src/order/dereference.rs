@@ -3,6 +3,7 @@
 //! Reads stores first; the API server only for what a store does not have, and
 //! the hub only for facts that neither the workload nor memory holds.
 
+use super::copies::{self, Copy};
 use super::settled::Settled;
 use super::{Context, Error, Refusal, validate};
 use crate::model::{ModelFacts, ModelRequest};
@@ -56,8 +57,7 @@ pub async fn dereference(order: &InferenceService, cx: &Context) -> Result<Seen,
         .and_then(|c| c.0.as_ref().ok().cloned());
     let statefulset = find(cx, &cx.stores.statefulsets, &namespace, &name).await?;
     let service = find(cx, &cx.stores.services, &namespace, &name).await?;
-    let mut pods: Vec<Arc<Pod>> = of_order(&cx.stores.pods, &namespace, &name);
-    pods.sort_by_key(|p| p.name_any());
+    let pods = pods(order, cx);
     let templates = of_order(&cx.stores.templates, &namespace, &name);
     let settled = statefulset
         .as_deref()
@@ -80,6 +80,19 @@ pub async fn dereference(order: &InferenceService, cx: &Context) -> Result<Seen,
         facts,
         snapshot: cx.snapshot(),
     })
+}
+
+/// The order's pods, by name.
+fn pods(order: &InferenceService, cx: &Context) -> Vec<Arc<Pod>> {
+    let namespace = order.namespace().unwrap_or_default();
+    let mut pods = of_order(&cx.stores.pods, &namespace, &order.name_any());
+    pods.sort_by_key(|p: &Arc<Pod>| p.name_any());
+    pods
+}
+
+/// The copies that are left of an order that is being deleted; its StatefulSet may be gone.
+pub fn copies(order: &InferenceService, cx: &Context) -> Vec<Copy> {
+    pods(order, cx).iter().map(|p| copies::read(p)).collect()
 }
 
 /// Whether an object was made for this very order, and not for one of the same name.

@@ -120,7 +120,9 @@ pub async fn reconcile(
     };
     cx.metrics.reconciles.inc();
     if order.meta().deletion_timestamp.is_some() {
-        // Owner references take everything along; there is no finalizer.
+        // Owner references take everything along; there is no finalizer of ours.
+        let fresh = status::deleting(order, &dereference::copies(order, &cx));
+        status::publish(order, fresh, &cx).await?;
         return Ok(Action::await_change());
     }
     let seen = dereference::dereference(order, &cx).await?;

@@ -62,11 +62,14 @@ pub fn compute(
             .map(|plan| plan_status(plan, decision, old.plan.as_ref()))
             // Standing copies stay on their placement, whatever is in the way of a new one.
             .or_else(|| old.plan.clone().filter(|_| standing.is_some())),
-        replicas: Some(ReplicasStatus::new(
-            desired,
-            count(copies.len()),
-            count(ready),
-        )),
+        replicas: Some(
+            ReplicasStatus::new(desired, count(copies.len()), count(ready)).within(
+                // With the class out of reach, what held last still does.
+                decision
+                    .bounds
+                    .or_else(|| old.replicas.as_ref().and_then(bounds)),
+            ),
+        ),
         endpoint: standing.map(|_| endpoint(order, decision)),
         release: release(decision, copies, standing.is_some()),
         storage: seen
@@ -98,6 +101,38 @@ pub fn compute(
         ready >= usize::try_from(desired).unwrap_or(0),
     ));
     status
+}
+
+/// The status of an order that is being deleted while something holds its deletion (a
+/// finalizer, or a deletion in the foreground): what is left of it, and what it waits for.
+pub fn deleting(order: &InferenceService, copies: &[Copy]) -> InferenceServiceStatus {
+    let old = order.status.clone().unwrap_or_default();
+    let ready = copies.iter().filter(|c| c.ready && !c.ending).count();
+    let generation = order.metadata.generation;
+    let now = Time(k8s_openapi::jiff::Timestamp::now());
+    let mut status = InferenceServiceStatus {
+        observed_generation: generation,
+        phase: Some(Phase::Deleting),
+        replicas: Some(ReplicasStatus::new(0, count(copies.len()), count(ready))),
+        endpoint: old.endpoint.clone().filter(|_| ready > 0),
+        ..old
+    };
+    let left = format!("{} copies are left, {ready} of them answer", copies.len());
+    let holds = order.finalizers().join(", ");
+    let words = format!(
+        "the order is being deleted; its deletion waits for the finalizers {holds}; {left}"
+    );
+    for update in [
+        C::WorkloadReady.unmet(R::Deleting, left),
+        C::Ready.unmet(R::Deleting, words),
+    ] {
+        set_condition(&mut status.conditions, update, generation, &now);
+    }
+    status
+}
+
+fn bounds(replicas: &ReplicasStatus) -> Option<(i32, i32)> {
+    replicas.minimum.zip(replicas.maximum)
 }
 
 fn model(order: &InferenceService, decision: &Decision) -> ModelStatus {
@@ -307,7 +342,7 @@ fn conditions(
     });
     // Planned.
     set(match (at(C::Planned), &decision.plan) {
-        (Some(r), _) => C::Planned.unmet(r.reason, &r.message),
+        (Some(r), _) => C::Planned.unmet(r.reason, refusal_words(r, decision)),
         (None, Some(plan)) => C::Planned.met(R::LaunchPlanCalculated, plan_words(plan)),
         (None, None) if at(C::ClassResolved).is_some() => C::Planned.unknown(
             R::WaitingForClass,
@@ -331,12 +366,23 @@ fn conditions(
         .unwrap_or_default();
     set(match (ready, stopped, workload) {
         (1.., ..) => C::Ready.met(R::Ready, ready_words(decision, &address)),
-        (0, Some(r), _) => C::Ready.unmet(r.reason, &r.message),
+        (0, Some(r), _) => C::Ready.unmet(r.reason, refusal_words(r, decision)),
         (0, None, Err((reason, message))) => C::Ready.unmet(reason, message),
         (0, None, Ok(_)) => C::Ready.unmet(R::NotReady, "no copy answers"),
     });
 }
 
+/// A refusal's message; where the class has to be looked at, with its name.
+fn refusal_words(refusal: &Refusal, decision: &Decision) -> String {
+    match (refusal.reason, &decision.class) {
+        (R::PlacementUndecidable, Some((name, _))) => {
+            format!("{} The class is {name}.", refusal.message)
+        }
+        _ => refusal.message.clone(),
+    }
+}
+
+/// That the order is served, and what its class promises and this version does not do yet.
 fn ready_words(decision: &Decision, address: &str) -> String {
     let mut words = format!("answers at {address} inside the cluster");
     if decision.token {
@@ -346,6 +392,13 @@ fn ready_words(decision: &Decision, address: &str) -> String {
         words.push_str(
             "; it is not published outside the cluster, which this version does not do yet",
         );
+    }
+    if let Some((minimum, maximum)) = decision.bounds
+        && minimum < maximum
+    {
+        words.push_str(&format!(
+            "; it keeps {minimum} of at most {maximum} copies: growing with the load is not done by this version yet"
+        ));
     }
     words
 }
@@ -479,6 +532,11 @@ fn workload(
         .collect();
     problems.sort_by_key(|(reason, _)| gravity(*reason));
     match problems.first() {
+        // It serves, and what is missing is room.
+        Some((R::ReplicasUnschedulable, words)) if ready > 0 => Err((
+            R::ScaleUpBlocked,
+            format!("{ready} of {desired} copies answer, and there is no room for more; {words}"),
+        )),
         Some((reason, words)) => Err((
             *reason,
             format!("{ready} of {desired} copies answer; {words}"),

@@ -279,3 +279,85 @@ fn a_share_is_told_as_a_part_of_its_device() {
         "each copy gets a share of 15 % of a whole device of share.ai.deckhouse.io"
     );
 }
+
+#[test]
+fn a_deletion_that_something_holds_is_told_with_what_holds_it_a_123() {
+    let mut order = fixture::order("");
+    order.status = Some(status(
+        &decided(),
+        vec![copy(true, "llama-cpp-b10434", None)],
+        true,
+    ));
+    order.metadata.finalizers = Some(vec!["example.com/hold".into()]);
+    let s = deleting(&order, &[copy(true, "llama-cpp-b10434", None)]);
+    assert_eq!(s.phase, Some(Phase::Deleting));
+    assert_eq!(condition(&s, C::Ready), is("False", R::Deleting));
+    let words = &C::Ready.find(&s.conditions).unwrap().message;
+    assert!(
+        words.contains("example.com/hold") && words.contains("1 of them answer"),
+        "{words}"
+    );
+    assert!(s.endpoint.is_some(), "it still answers");
+    let gone = deleting(&order, &[]);
+    assert_eq!(condition(&gone, C::WorkloadReady), is("False", R::Deleting));
+    assert!(gone.endpoint.is_none());
+    order.status = Some(gone.clone());
+    assert_eq!(deleting(&order, &[]), gone, "told once");
+}
+
+#[test]
+fn an_order_that_serves_and_finds_no_room_for_more_is_degraded_a_102() {
+    let blocked = Some((R::ReplicasUnschedulable, "support-llm-1: 0/3 nodes"));
+    let statefulset = serde_saphyr::from_str(
+        "metadata: {name: support-llm}\nspec: {replicas: 2, selector: {}, template: {}}",
+    )
+    .unwrap();
+    let applied = Applied {
+        copies: vec![
+            copy(true, "llama-cpp-b10434", None),
+            copy(false, "llama-cpp-b10434", blocked),
+        ],
+        statefulset: Some(statefulset),
+        refused: None,
+    };
+    let s = compute(&fixture::order(""), &seen(), &decided(), &applied, &[]);
+    assert_eq!(
+        condition(&s, C::WorkloadReady),
+        is("False", R::ScaleUpBlocked)
+    );
+    assert_eq!(condition(&s, C::Ready), is("True", R::Ready));
+    assert_eq!(s.phase, Some(Phase::Degraded));
+}
+
+#[test]
+fn the_bounds_that_hold_are_told_and_what_this_version_does_not_do_with_them_a_062() {
+    let decision = Decision {
+        bounds: Some((1, 4)),
+        ..decided()
+    };
+    let copies = || vec![copy(true, "llama-cpp-b10434", None)];
+    let s = status(&decision, copies(), true);
+    let replicas = s.replicas.clone().unwrap();
+    assert_eq!((replicas.minimum, replicas.maximum), (Some(1), Some(4)));
+    let words = |s: &InferenceServiceStatus| C::Ready.find(&s.conditions).unwrap().message.clone();
+    assert!(words(&s).contains("keeps 1 of at most 4"), "{}", words(&s));
+    let fixed = Decision {
+        bounds: Some((1, 1)),
+        ..decided()
+    };
+    assert!(!words(&status(&fixed, copies(), true)).contains("growing"));
+    // With the class out of reach, what held last still does.
+    let mut order = fixture::order("");
+    order.status = Some(s);
+    let lost = Decision {
+        stopped: Some(Refusal::new(C::ClassResolved, R::ClassNotFound, "gone")),
+        ..Decision::default()
+    };
+    let applied = Applied {
+        copies: copies(),
+        statefulset: None,
+        refused: None,
+    };
+    let now = compute(&order, &seen(), &lost, &applied, &[]);
+    assert_eq!(now.replicas.unwrap().maximum, Some(4));
+}

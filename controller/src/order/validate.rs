@@ -4,16 +4,19 @@ use super::Refusal;
 use crate::model::{ModelError, ModelFacts, ModelRequest, Rejection};
 use crate::recipe::{Recipe, memory};
 use inference_api::{
-    EndpointType, InferenceService, InferenceServiceClass, InferenceServiceClassSpec, ModelSource,
-    OrderCondition as C, OrderReason as R, PlacementType, SharingMode,
+    ClassCondition, ConditionStatus, EndpointType, InferenceService, InferenceServiceClass,
+    InferenceServiceClassSpec, ModelSource, OrderCondition as C, OrderReason as R, PlacementType,
+    SharingMode,
 };
 use kube::ResourceExt;
 use planner::{Demand, OrderRef, ReplicaBounds, ShareBounds};
 
-/// Whether the order may use its class.
+/// Whether the order may use its class: it exists, admits the order's
+/// namespace, and nothing of it was found invalid. A class that nobody judged yet is
+/// taken as it is; an order is woken when it is judged.
 ///
 /// # Errors
-/// ClassNotFound, NamespaceNotAllowed.
+/// ClassNotFound, NamespaceNotAllowed, ClassNotReady.
 pub fn class<'a>(
     order: &InferenceService,
     class: Option<&'a InferenceServiceClass>,
@@ -35,7 +38,27 @@ pub fn class<'a>(
             format!("the class {name} does not admit orders of the namespace {namespace}"),
         );
     }
+    if is_refused(class) {
+        // What is wrong with the class is its administrator's to read.
+        return refuse(
+            R::ClassNotReady,
+            format!(
+                "the class {name} did not pass validation; its condition Validated says why, to those who may read it"
+            ),
+        );
+    }
     Ok(class)
+}
+
+/// Whether the class, as it is now, was judged and found invalid.
+fn is_refused(class: &InferenceServiceClass) -> bool {
+    let conditions = class.status.as_ref().map(|s| s.conditions.as_slice());
+    ClassCondition::Validated
+        .find(conditions.unwrap_or_default())
+        .is_some_and(|c| {
+            c.status == ConditionStatus::False.as_str()
+                && c.observed_generation == class.metadata.generation
+        })
 }
 
 /// The contract: the first of the class's list that the source

@@ -40,6 +40,28 @@ fn a_class_admits_the_namespaces_it_lists_a_038(#[case] spec: &str, #[case] admi
     );
 }
 
+#[test]
+fn a_class_that_did_not_pass_validation_serves_nothing_new() {
+    let mut standing = class_of("");
+    let mut judged = |generation: i64, status: &str| {
+        standing.metadata.generation = Some(2);
+        let condition = format!(
+            "{{conditions: [{{type: Validated, status: '{status}', reason: SelectorInvalid, message: 'zebra ==', observedGeneration: {generation}, lastTransitionTime: 2026-01-01T00:00:00Z}}]}}"
+        );
+        standing.status = Some(serde_saphyr::from_str(&condition).unwrap());
+        class(&fixture::order(""), Some(&standing)).map(|_| ())
+    };
+    let refusal = judged(2, "False").unwrap_err();
+    assert_eq!(refusal.reason, R::ClassNotReady);
+    assert!(
+        refusal.message.contains("default-llm") && !refusal.message.contains("zebra"),
+        "A-096: {}",
+        refusal.message
+    );
+    assert_eq!(judged(2, "True"), Ok(()));
+    assert_eq!(judged(1, "False"), Ok(()), "what was mended is judged anew");
+}
+
 #[rstest]
 #[case::factless_takes_the_first_a_054(&[EndpointType::Chat, EndpointType::Embeddings], None, Some(EndpointType::Chat))]
 #[case::order_is_part_of_the_decision_a_051(&[EndpointType::Embeddings, EndpointType::Chat], None, Some(EndpointType::Embeddings))]

@@ -77,6 +77,14 @@ impl Order {
         Api::namespaced(self.cluster.client.clone(), &self.namespace)
     }
 
+    /// The order as it stands.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub async fn api_object(&self) -> anyhow::Result<InferenceService> {
+        Ok(self.api().get(&self.name).await?)
+    }
+
     /// Waits until the order is served.
     ///
     /// # Errors

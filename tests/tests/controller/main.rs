@@ -4,5 +4,6 @@
 //! There is no scheduler, no kubelet and no garbage collection: slices, claims and pods are made by
 //! the tests as those would make them.
 
+mod honest;
 mod orders;
 mod setup;

@@ -8,6 +8,7 @@ use e2e::cluster::devices::{DRIVER, gpu_of, wipe_slices};
 use e2e::cluster::hub::{SMOLLM, arm_fault, disarm_faults, put_repository, requests};
 use e2e::cluster::order::{Order, put_class};
 use e2e::cluster::{Cluster, wait};
+use inference_api::InferenceServiceClass;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
@@ -244,12 +245,29 @@ async fn a_selector_that_cannot_be_judged_points_at_the_class_and_not_at_capacit
     });
     put_class(&cluster.client, "e2e-broken", policy).await?;
     let order = Order::file(&cluster, &namespace, "undecided", "e2e-broken", SMOLLM).await?;
-    //
     let message = order.refused("Planned", "PlacementUndecidable").await?;
     ensure!(
-        message.contains("colour"),
-        "the expression is not named: {message}"
+        message.contains("e2e-broken"),
+        "the class is not named: {message}"
     );
+    // The expression is the administrator's, and stands where only the administrator reads.
+    let order = serde_json::to_string(&order.api_object().await?.status)?;
+    ensure!(!order.contains("colour"), "the order tells it: {order}");
+    let classes: Api<InferenceServiceClass> = Api::all(cluster.client.clone());
+    let told = |class: &InferenceServiceClass| {
+        let conditions = class.status.as_ref().map(|status| &status.conditions);
+        conditions.into_iter().flatten().any(|condition| {
+            condition.reason == "SelectorUndecidable" && condition.message.contains("colour")
+        })
+    };
+    wait::until(
+        &classes,
+        "e2e-broken",
+        "tell the expression",
+        wait::SHORT,
+        told,
+    )
+    .await?;
     cluster.delete_namespace(&namespace).await
 }
 

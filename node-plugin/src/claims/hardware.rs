@@ -12,7 +12,7 @@ use gpu::{
 };
 
 use crate::metrics::{Call, Calls};
-use crate::slices::MigPolicy;
+use crate::slices::{Described, MigPolicy};
 
 /// A call to the GPUs that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,7 +58,7 @@ pub trait Hardware: Send + Sync + 'static {
 
     /// Every GPU as it was last read, one that cannot be read now among them: what does
     /// not change in a claim's life, without a call to NVML.
-    fn described(&self) -> Arc<Inventory>;
+    fn described(&self) -> Arc<Described>;
 
     /// Creates a GPU instance at a placement with one compute instance that spans it,
     /// switching MIG mode on first where it is off.
@@ -141,7 +141,7 @@ pub struct NvmlGpus {
     /// What does not change between two looks; reading it all takes hundreds of calls.
     known: RwLock<Option<Arc<Inventory>>>,
     /// The same, with the GPUs that were read before and cannot be read now.
-    described: RwLock<Arc<Inventory>>,
+    described: RwLock<Arc<Described>>,
 }
 
 impl NvmlGpus {
@@ -183,13 +183,13 @@ impl NvmlGpus {
 }
 
 /// The description of a node whose GPUs were never read.
-pub(super) fn nothing() -> Inventory {
-    Inventory {
+pub(super) fn nothing() -> Described {
+    Described::from(Inventory {
         driver_version: String::new(),
         cuda_version: (0, 0),
         gpus: Vec::new(),
         unreadable: Vec::new(),
-    }
+    })
 }
 
 fn failed(error: gpu::Error) -> HardwareError {
@@ -217,12 +217,12 @@ impl Hardware for NvmlGpus {
         let lost = |gpu: &&Gpu| !inventory.gpus.iter().any(|new| new.pci == gpu.pci);
         all.gpus.extend(described.gpus.iter().filter(lost).cloned());
         all.gpus.sort_by_key(|gpu| gpu.pci);
-        *described = Arc::new(all);
+        *described = Arc::new(Described::from(all));
         drop(described);
         Ok(inventory)
     }
 
-    fn described(&self) -> Arc<Inventory> {
+    fn described(&self) -> Arc<Described> {
         self.described
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -342,7 +342,7 @@ impl Hardware for NoHardware {
         Err(unavailable())
     }
 
-    fn described(&self) -> Arc<Inventory> {
+    fn described(&self) -> Arc<Described> {
         Arc::new(nothing())
     }
 

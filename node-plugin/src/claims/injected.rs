@@ -5,8 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpu::Inventory;
-
 use super::cdi;
 use super::checkpoint::{Record, Target};
 use super::core::{Core, CoreError};
@@ -14,19 +12,19 @@ use super::driver::{DriverFile, MetadataMount, NodeFiles};
 use super::metadata;
 use super::sharing::SharedDevice;
 use crate::metrics::{Phase, phase};
-use crate::slices::SharingKind;
+use crate::slices::{Described, SharingKind};
 
 impl Core {
     /// Writes what is missing or says something else.
     pub(super) fn write_files(
         &self,
         record: &Record,
-        inventory: &Inventory,
+        described: &Described,
         driver_version: &str,
     ) -> Result<(), CoreError> {
         let uid = &record.claim.uid;
         let mut files = self.node_files(record, driver_version)?;
-        files.metadata = self.write_metadata(record, inventory)?;
+        files.metadata = self.write_metadata(record, described)?;
         let spec = cdi::spec(&record.claim, &record.devices, &files);
         self.cdi.write(uid, &spec).map_err(|source| CoreError::Cdi {
             path: self.cdi.path(uid),
@@ -66,10 +64,10 @@ impl Core {
     fn write_metadata(
         &self,
         record: &Record,
-        inventory: &Inventory,
+        described: &Described,
     ) -> Result<Vec<MetadataMount>, CoreError> {
         let uid = &record.claim.uid;
-        let files = metadata::files(record, inventory);
+        let files = metadata::files(record, described);
         self.metadata
             .write(uid, &files)
             .map_err(|source| CoreError::Metadata {

@@ -25,14 +25,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use gpu::Inventory;
 use k8s_openapi::api::resource::v1::DeviceAttribute;
 use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
 use super::files::{self as durable, Flush};
 use super::record::{ClaimRef, PreparedDevice, Record};
-use crate::{DRIVER, slices};
+use crate::DRIVER;
+use crate::slices::Described;
 
 /// The versions of the API that a file holds, newest first.
 const VERSIONS: [&str; 2] = [
@@ -110,14 +110,14 @@ impl MetadataFile {
 
 /// The files of a claim, by request in order of allocation.
 #[must_use]
-pub fn files(record: &Record, inventory: &Inventory) -> Vec<MetadataFile> {
+pub fn files(record: &Record, described: &Described) -> Vec<MetadataFile> {
     let mut files: Vec<MetadataFile> = Vec::new();
     for prepared in &record.devices {
         let device = Device {
             driver: DRIVER.to_owned(),
             pool: prepared.pool.clone(),
             name: prepared.device.clone(),
-            attributes: attributes(inventory, prepared),
+            attributes: attributes(described, prepared),
         };
         let known = files.iter_mut().find(|f| f.request == prepared.request);
         if let Some(file) = known {
@@ -165,8 +165,8 @@ fn container_path(record: &Record, request: &str) -> PathBuf {
 
 /// What is published of a device, and what is known only now. Where that is too much,
 /// published attributes give way: they can be read in the slice.
-fn attributes(inventory: &Inventory, device: &PreparedDevice) -> BTreeMap<String, DeviceAttribute> {
-    let facts = Facts::of(inventory, device);
+fn attributes(described: &Described, device: &PreparedDevice) -> BTreeMap<String, DeviceAttribute> {
+    let facts = Facts::of(described, device);
     let mut known = BTreeMap::new();
     let mut add = |name: &str, value: Option<DeviceAttribute>| {
         known.extend(value.map(|value| (name.to_owned(), value)));
@@ -188,7 +188,7 @@ fn attributes(inventory: &Inventory, device: &PreparedDevice) -> BTreeMap<String
         };
         add("adminAccess", Some(yes));
     }
-    let published = slices::describe(inventory, &device.device).and_then(|d| d.attributes);
+    let published = described.device(&device.device).and_then(|d| d.attributes);
     for (name, value) in published.into_iter().flatten() {
         if known.len() >= MAX_ATTRIBUTES {
             break;

@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use gpu::{Gpu, Inventory, MigMode, MigProfile, Placement};
+use gpu::{Gpu, Inventory, MigMode, MigProfile, PciAddress, Placement};
 use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceCapacity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::attributes::{self, Attributes, boolean, int, string};
 use super::names::{self, Named, Shared};
-use super::nvlink::{self, Connected};
+use super::nvlink::Connected;
 use super::{
     Holding, MigPolicy, StaticInstance, View, Wanted, counters, held, instances, quantity, shares,
 };
@@ -161,12 +161,15 @@ pub(super) fn of_gpu(
 
 /// A device as it is, or would be, published, without what it consumes and without what
 /// only the other instances on its GPU and the node's policies tell.
-pub(super) fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
+pub(super) fn describe(
+    inventory: &Inventory,
+    connections: &BTreeMap<PciAddress, Connected>,
+    device: &str,
+) -> Option<Device> {
     let named = names::resolve(&inventory.gpus, device)?;
     let (Named::Whole(gpu)
     | Named::Partition(gpu, ..)
     | Named::Share(Shared::Whole(gpu) | Shared::Partition(gpu, ..))) = named;
-    let connections = nvlink::connections(&inventory.gpus);
     let of = Of {
         inventory,
         gpu,

@@ -30,6 +30,7 @@
 
 mod attributes;
 mod counters;
+mod described;
 mod devices;
 mod fragmentation;
 mod held;
@@ -46,10 +47,11 @@ mod view;
 mod wanted;
 
 use devices::Published;
-use gpu::{Inventory, PciAddress, Placement};
+use gpu::{PciAddress, Placement};
 use k8s_openapi::api::resource::v1::{CounterSet, Device};
 use serde::{Deserialize, Serialize};
 
+pub use described::Described;
 pub use fragmentation::{Holding, largest_placeable};
 pub use instances::not_offered;
 pub use layout::resource_slice;
@@ -110,13 +112,6 @@ pub enum SliceContent {
     Counters(Vec<CounterSet>),
     /// Devices, possibly none: an empty pool differs from no pool.
     Devices(Vec<Device>),
-}
-
-/// A device of a node by its name, with the attributes and capacities under which it is
-/// published; `None` where the inventory has no such device.
-#[must_use]
-pub fn describe(inventory: &Inventory, device: &str) -> Option<Device> {
-    devices::describe(inventory, device)
 }
 
 /// The content of the node's pool, slice by slice.

@@ -8,6 +8,7 @@ use gpu::{
     Placement, Process,
 };
 use node_plugin::claims::hardware::{GpuEvents, Hardware, HardwareError};
+use node_plugin::slices::Described;
 
 /// The state of the GPUs, which outlives the plugin.
 pub(crate) struct Double {
@@ -88,8 +89,8 @@ impl Hardware for Double {
         self.state.lock().unwrap().gpu(pci).cloned()
     }
 
-    fn described(&self) -> Arc<Inventory> {
-        Arc::new(self.state.lock().unwrap().inventory.clone())
+    fn described(&self) -> Arc<Described> {
+        Arc::new(self.state.lock().unwrap().inventory.clone().into())
     }
 
     fn create_instance(

@@ -21,6 +21,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use node_plugin::claims::checkpoint::ClaimRef;
 use node_plugin::claims::hardware::{GpuEvents, Hardware, HardwareError};
 use node_plugin::claims::{ClaimSource, Claims, Loaded, files};
+use node_plugin::slices::Described;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -82,7 +83,7 @@ impl Hardware for Stepping {
         self.gpus.gpu(pci)
     }
 
-    fn described(&self) -> Arc<Inventory> {
+    fn described(&self) -> Arc<Described> {
         self.gpus.described()
     }
 

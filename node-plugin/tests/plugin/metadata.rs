@@ -7,7 +7,7 @@ use std::path::Path;
 use node_plugin::claims::cdi::Spec;
 use node_plugin::claims::checkpoint::{ClaimRef, PreparedDevice};
 use node_plugin::claims::core::Step;
-use node_plugin::slices;
+use node_plugin::slices::{self, Described};
 use serde_json::{Value, json};
 
 use crate::node::dies_at;
@@ -119,7 +119,10 @@ async fn a_container_reads_of_its_partition_what_is_published_and_the_uuid_that_
             attribute(object, "memoryBytes"),
             json!({"int": profile.memory_bytes})
         );
-        let published = slices::describe(&inventory, &device).unwrap().attributes;
+        let published = Described::from(inventory.clone())
+            .device(&device)
+            .unwrap()
+            .attributes;
         for (name, value) in published.unwrap() {
             assert_eq!(attribute(object, &name), json!(value), "{name}");
         }
@@ -268,9 +271,10 @@ fn no_device_of_any_topology_has_more_attributes_than_the_api_allows() {
     for topology in topologies() {
         let node = TestNode::new(&topology);
         let inventory = node.inventory();
+        let described = Described::from(inventory.clone());
         for gpu in &inventory.gpus {
             let whole = slices::names::whole(gpu.pci);
-            let device = slices::describe(&inventory, &whole).unwrap();
+            let device = described.device(&whole).unwrap();
             // uuid is published; memory, share and administrative access are added.
             assert!(device.attributes.unwrap().len() + 4 <= 32, "{topology}");
         }

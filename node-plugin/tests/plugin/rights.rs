@@ -14,10 +14,10 @@ use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt as _};
 use node_plugin::events::NodeEvents;
 use serde_json::{Value, json};
 use tower::{Layer, Service};
@@ -286,12 +286,14 @@ fn slice(name: &str, spec: &Value) -> ResourceSlice {
 
 /// Tries until it is refused: a new policy takes a moment to be in force.
 async fn refusal(slices: &Api<ResourceSlice>, name: &str, spec: Value) -> String {
-    let mut dry = PatchParams::apply("test").force();
-    dry.dry_run = true;
-    let patch = slice(name, &spec);
+    let dry = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let made = slice(name, &spec);
     let deadline = Instant::now() + LIMIT;
     loop {
-        match slices.patch(name, &dry, &Patch::Apply(&patch)).await {
+        match slices.create(&dry, &made).await {
             Err(error) => {
                 let error = error.to_string();
                 assert!(
@@ -344,19 +346,15 @@ async fn a_plugins_own_token_writes_and_deletes_slices_of_its_node_and_driver_on
         ("of-all", json!({"allNodes": true})),
         ("of-nvidia", foreign),
     ] {
-        all.create(&PostParams::default(), &slice(name, &spec))
-            .await
-            .unwrap();
-        let labelled = json!({"metadata": {"labels": {"touched": "true"}}});
+        let plain = PostParams::default();
+        let mut theirs = all.create(&plain, &slice(name, &spec)).await.unwrap();
+        theirs.labels_mut().insert("touched".into(), "true".into());
         for error in [
             slices
                 .delete(name, &DeleteParams::default())
                 .await
                 .unwrap_err(),
-            slices
-                .patch(name, &PatchParams::default(), &Patch::Merge(&labelled))
-                .await
-                .unwrap_err(),
+            slices.replace(name, &plain, &theirs).await.unwrap_err(),
         ] {
             let error = error.to_string();
             assert!(
@@ -374,25 +372,16 @@ async fn a_plugins_own_token_writes_and_deletes_slices_of_its_node_and_driver_on
     assert!(error.to_string().contains("forbidden"), "{error}");
 
     // Its own, from making to deleting.
-    let apply = PatchParams::apply("test").force();
-    let mut mine = slice("own", &json!({"nodeName": "charted"}));
-    slices
-        .patch("own", &apply, &Patch::Apply(&mine))
-        .await
-        .unwrap();
+    let plain = PostParams::default();
+    let mine = slice("own", &json!({"nodeName": "charted"}));
+    let mut mine = slices.create(&plain, &mine).await.unwrap();
     mine.spec.pool.generation = 2;
-    slices
-        .patch("own", &apply, &Patch::Apply(&mine))
-        .await
-        .unwrap();
+    let mine = slices.replace("own", &plain, &mine).await.unwrap();
 
     let unbound = plugin_config(&namespace, None).await;
     let unbound: Api<ResourceSlice> = Api::all(Client::try_from(unbound).unwrap());
     for error in [
-        unbound
-            .patch("own", &apply, &Patch::Apply(&mine))
-            .await
-            .unwrap_err(),
+        unbound.replace("own", &plain, &mine).await.unwrap_err(),
         unbound
             .delete("own", &DeleteParams::default())
             .await
@@ -423,7 +412,7 @@ const REASONS: &[(&str, &str)] = &[
     ),
     (
         "resourceslices",
-        "this node's slices are watched, and written by server-side apply",
+        "this node's slices are watched and written",
     ),
     ("nodes", "the node is the owner of its slices"),
     (

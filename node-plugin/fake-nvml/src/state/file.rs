@@ -29,7 +29,7 @@ pub(crate) enum Store {
         /// The file.
         path: PathBuf,
         /// The file as it was last read: most calls find it unchanged.
-        read: Mutex<Option<(Stamp, Arc<State>)>>,
+        read: Mutex<Option<(Option<Stamp>, Arc<State>)>>,
     },
     /// In this process, where no file was named.
     Memory(Mutex<State>),
@@ -51,15 +51,15 @@ impl Store {
                 // Before the file is read: what is read is this old, or newer.
                 let stamp = Stamp::of(path);
                 let mut last = locked(read);
-                if let (Some(stamp), Some((then, state))) = (&stamp, &*last)
-                    && stamp == then
+                if let Some((then, state)) = &*last
+                    && stamp == *then
                 {
                     return Ok(Arc::clone(state));
                 }
                 let state = Arc::new(load(path, node)?);
-                *last = stamp
-                    .filter(Stamp::is_settled)
-                    .map(|stamp| (stamp, Arc::clone(&state)));
+                // A file that is not there yet tells of itself once it is.
+                let settled = stamp.as_ref().is_none_or(Stamp::is_settled);
+                *last = settled.then(|| (stamp, Arc::clone(&state)));
                 Ok(state)
             }
             Self::Memory(state) => {

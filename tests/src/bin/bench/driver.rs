@@ -52,6 +52,9 @@ pub(crate) struct Programs {
     /// Makes the folder that stands for a GPU node's driver.
     #[arg(long)]
     fake_gpu_node: Option<PathBuf>,
+    /// Makes something happen to the GPUs of such a folder.
+    #[arg(long)]
+    fake_nvml: Option<PathBuf>,
     /// dra-example-kubeletplugin.
     #[arg(long)]
     example_plugin: Option<PathBuf>,
@@ -147,6 +150,32 @@ impl<'a> Stage<'a> {
         Ok(folder)
     }
 
+    /// Gives a GPU of a running node plugin a critical error.
+    pub(crate) async fn xid(
+        &self,
+        driver: &Driver,
+        fake_gpus: &Path,
+        gpu: &str,
+        xid: u32,
+    ) -> Result<()> {
+        let mut command = program(&self.programs.fake_nvml, "--fake-nvml")?;
+        let output = command
+            .env("FAKE_NVML_STATE", self.state(&driver.pool))
+            .arg("xid")
+            .arg(fake_gpus)
+            .args([gpu, &xid.to_string()])
+            .output()
+            .await?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "fake-nvml xid {gpu}: {errors}");
+        Ok(())
+    }
+
+    /// The file that keeps the state of a node plugin's fake GPUs.
+    fn state(&self, pool: &str) -> PathBuf {
+        self.work.join(pool).join("state.json")
+    }
+
     /// A path in the folder for the drivers' state.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.work.join(name)
@@ -170,9 +199,10 @@ impl<'a> Stage<'a> {
         let mut command = match kind {
             Kind::NodePlugin(fake_gpus) => {
                 let mut command = program(&self.programs.node_plugin, "--node-plugin")?;
-                let state = folder.join("state.json");
                 command
-                    .env("FAKE_NVML_STATE", state)
+                    .env("FAKE_NVML_STATE", self.state(&pool))
+                    // As the chart sets it.
+                    .env("MALLOC_ARENA_MAX", "1")
                     .arg("--driver-root")
                     .arg(fake_gpus)
                     .arg("--dev-root")
@@ -263,8 +293,9 @@ impl<'a> Stage<'a> {
             let expected = current
                 .first()
                 .map_or(0, |slice| slice.spec.pool.resource_slice_count);
-            if !current.is_empty() && i64::try_from(current.len())? == expected {
-                return Ok(devices(&current));
+            let devices = devices(&current);
+            if !devices.is_empty() && i64::try_from(current.len())? == expected {
+                return Ok(devices);
             }
             tokio::time::sleep(LOOK).await;
         }

@@ -6,6 +6,8 @@
 
 mod allocation;
 mod driver;
+mod health;
+mod idle;
 mod machine;
 mod memory;
 mod pod_start;
@@ -48,6 +50,10 @@ enum Name {
     Prepare,
     /// Resident memory, and time from start to published devices, against dra-example-driver.
     Memory,
+    /// From a GPU's fault to its taint in the API, against a plain update of the same slice.
+    Health,
+    /// Processor time of ten minutes in which nothing happens, against dra-example-driver.
+    Idle,
     /// Pods with a claim against pods without one, on the cluster of `hack/cluster`.
     PodStart,
     /// All of them.
@@ -85,6 +91,12 @@ async fn main() -> Result<()> {
     }
     if options.name.includes(Name::Memory) {
         report.add(memory::measure(&options.programs, work.path(), options.rounds).await?);
+    }
+    if options.name.includes(Name::Health) {
+        report.add(health::measure(&options.programs, work.path(), options.rounds).await?);
+    }
+    if options.name.includes(Name::Idle) {
+        report.add(idle::measure(&options.programs, work.path(), options.rounds).await?);
     }
     if let Some(cluster) = &cluster {
         report.add(pod_start::measure(cluster, options.rounds).await?);

@@ -18,7 +18,7 @@ const ROUNDS: u32 = 5;
 /// Devices of either driver, which are the GPUs of the topology.
 const DEVICES: u32 = 8;
 /// Pairs of prepare and unprepare.
-const PAIRS: usize = 1000;
+const PAIRS: usize = 2000;
 /// How long a driver is left alone before it counts as idle: what it does after its start is not
 /// announced, and this is what is measured.
 const IDLE: Duration = Duration::from_secs(2);
@@ -27,10 +27,10 @@ const IDLE: Duration = Duration::from_secs(2);
 const MEASURES: [(&str, &str, &str); 8] = [
     ("idle", "resident memory", "MiB"),
     ("idle", "of it anonymous", "MiB"),
-    ("after 1000 claims", "resident memory", "MiB"),
-    ("after 1000 claims", "of it anonymous", "MiB"),
-    ("after 1000 claims", "peak", "MiB"),
-    ("after 1000 claims", "CPU per pair", "ms"),
+    ("after 2000 claims", "resident memory", "MiB"),
+    ("after 2000 claims", "of it anonymous", "MiB"),
+    ("after 2000 claims", "peak", "MiB"),
+    ("after 2000 claims", "CPU per pair", "ms"),
     ("start", "to registered", "ms"),
     ("start", "to all slices published", "ms"),
 ];

@@ -3,6 +3,10 @@
 ai-inference-node-plugin
 {{- end }}
 
+{{- define "node-plugin.namespace" -}}
+{{ .Values.namespace | default .Release.Namespace }}
+{{- end }}
+
 {{- define "node-plugin.selector" -}}
 app.kubernetes.io/name: {{ include "node-plugin.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}

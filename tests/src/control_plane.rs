@@ -282,6 +282,15 @@ impl ControlPlane {
     pub async fn apply_yaml(&self, namespace: &str, yaml: &str) -> Result<Vec<DynamicObject>> {
         apply_yaml(self.client()?, namespace, yaml).await
     }
+
+    /// The same without storing anything: the server judges each document by itself.
+    ///
+    /// # Errors
+    /// As [`Self::apply_yaml`].
+    pub async fn try_yaml(&self, namespace: &str, yaml: &str) -> Result<Vec<DynamicObject>> {
+        let parameters = PatchParams::apply(FIELD_MANAGER).dry_run();
+        apply_with(self.client()?, namespace, yaml, parameters).await
+    }
 }
 
 /// Applies every document of `yaml` with `client`: see [`ControlPlane::apply_yaml`].
@@ -289,6 +298,16 @@ impl ControlPlane {
 /// # Errors
 /// As there.
 pub async fn apply_yaml(client: Client, namespace: &str, yaml: &str) -> Result<Vec<DynamicObject>> {
+    apply_with(client, namespace, yaml, PatchParams::apply(FIELD_MANAGER)).await
+}
+
+async fn apply_with(
+    client: Client,
+    namespace: &str,
+    yaml: &str,
+    parameters: PatchParams,
+) -> Result<Vec<DynamicObject>> {
+    let parameters = parameters.force().validation_strict();
     let documents: Vec<serde_json::Value> =
         serde_saphyr::from_multiple(yaml).context("reading the YAML to apply")?;
     let discovery = Discovery::new(client.clone()).run().await?;
@@ -316,8 +335,6 @@ pub async fn apply_yaml(client: Client, namespace: &str, yaml: &str) -> Result<V
             }
         };
         let name = object.name_any();
-        let mut parameters = PatchParams::apply(FIELD_MANAGER).force();
-        parameters = parameters.validation_strict();
         applied.push(
             api.patch(&name, &parameters, &Patch::Apply(&object))
                 .await

@@ -1,5 +1,6 @@
 //! Harness and tests on a real API server and a real cluster.
 
+pub mod charts;
 pub mod cluster;
 pub mod control_plane;
 pub mod hub;

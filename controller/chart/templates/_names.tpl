@@ -20,6 +20,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- define "controller.namespace" -}}
+{{ .Values.namespace | default .Release.Namespace }}
+{{- end }}
+
 {{- /*
 Name of the controller's account, ClusterRole and lease. It is the same in every installation, because
 there is one in a cluster: its kinds are cluster-wide.

@@ -4,11 +4,13 @@
 //! Every rule of the schema has an object that keeps it and one that breaks it alone. The names of
 //! the tests carry the numbers of the requirements that they prove.
 
+mod charts;
 mod class_rules;
 mod columns;
 mod coverage;
 mod documentation;
 mod harness;
+mod module;
 mod order_rules;
 mod rule;
 mod status;

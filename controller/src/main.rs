@@ -287,3 +287,24 @@ async fn do_fetch(args: FetchArgs) -> Result<()> {
         () = terminated() => anyhow::bail!("asked to end; the next start goes on from here"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_option_of_the_program_is_set_by_the_chart() {
+        let template = include_str!("../chart/templates/deployment.yaml");
+        let cli = Cli::command();
+        let run = cli.find_subcommand("run").unwrap();
+        for argument in run.get_arguments() {
+            let long = argument.get_long().unwrap_or_default();
+            let set = argument.get_env().is_some_and(|name| {
+                template.contains(&format!("- name: {}\n", name.to_str().unwrap()))
+            }) || template.contains(&format!("- --{long}"));
+            // Several processes may run in the chart's Deployments.
+            assert!(set || ["help", "no-election"].contains(&long), "--{long}");
+        }
+    }
+}

@@ -7,8 +7,9 @@ use controller::fetch::{self, FetchSpec, Patience, Progress};
 use controller::model::HubEndpoint;
 use controller::order::Settings;
 use controller::recipe::RecipeBook;
-use controller::render::{Installation, PROGRESS_PORT, TOKEN_VARIABLES};
+use controller::render::{Installation, PROGRESS_PORT, TOKEN_VARIABLES, VERIFY_PORT};
 use controller::run::{Options, run};
+use controller::verify::{self, Question};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ enum Command {
     Run(Box<RunArgs>),
     /// Bring a model to a volume; runs in a copy's init container.
     Fetch(FetchArgs),
+    /// Say to the kubelet whether the runtime serves the model; runs beside it in a copy.
+    Verify(VerifyArgs),
     /// Print the CustomResourceDefinitions.
     Crds,
 }
@@ -147,6 +150,22 @@ struct FetchArgs {
     termination_log: PathBuf,
 }
 
+#[derive(Args)]
+struct VerifyArgs {
+    /// Name that the model has to be served by.
+    #[arg(long, env = "AI_INFERENCE_SERVED_NAME")]
+    model: String,
+    /// Where the runtime lists its models.
+    #[arg(long, env = "AI_INFERENCE_MODELS_URL")]
+    url: String,
+    /// The endpoint's token.
+    #[arg(long, env = "AI_INFERENCE_ENDPOINT_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+    /// Address of GET /ready.
+    #[arg(long, default_value_t = SocketAddr::from(([0, 0, 0, 0], VERIFY_PORT as u16)))]
+    address: SocketAddr,
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter =
@@ -164,6 +183,7 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Some(Command::Crds) => print_crds(),
+        Some(Command::Verify(args)) => with_runtime(|| do_verify(args)),
         Some(Command::Fetch(args)) => with_runtime(|| do_fetch(args)),
         Some(Command::Run(args)) => with_runtime(|| do_run(*args)),
         None => with_runtime(|| do_run(cli.run)),
@@ -251,6 +271,19 @@ async fn terminated() {
             }
         }
         _ => std::future::pending().await,
+    }
+}
+
+async fn do_verify(args: VerifyArgs) -> Result<()> {
+    let question = Question {
+        url: args.url,
+        model: args.model,
+        token: args.token.filter(|token| !token.is_empty()),
+    };
+    let client = verify::client().context("making the client of the runtime")?;
+    tokio::select! {
+        ended = verify::serve(args.address, client, question) => ended.context("serving GET /ready"),
+        () = terminated() => Ok(()),
     }
 }
 

@@ -181,6 +181,12 @@ fn problem(
     if let Some((reason, words)) = waiting(&c) {
         return (R::ReplicasStarting, waiting_words(name, &reason, &words));
     }
+    if c.ready {
+        return (
+            R::ReplicasStarting,
+            format!("{name} answers, and not yet for the model that it is to serve"),
+        );
+    }
     if c.started == Some(true) {
         return (
             R::ReplicasNotReady,

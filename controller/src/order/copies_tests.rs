@@ -55,6 +55,11 @@ fn a_copy_carries_its_own_release_and_generation() {
     R::ReplicasStarting,
     "loading the model"
 )]
+#[case::answers_for_something_else(
+    "{containerStatuses: [{name: runtime, ready: true, started: true, restartCount: 0, image: i, imageID: i, state: {running: {}}}, {name: verify, ready: false, started: true, restartCount: 0, image: i, imageID: i, state: {running: {}}}]}",
+    R::ReplicasStarting,
+    "not yet for the model"
+)]
 #[case::crashing(
     "{containerStatuses: [{name: runtime, ready: false, restartCount: 3, image: i, imageID: i, state: {waiting: {reason: CrashLoopBackOff}}, lastState: {terminated: {exitCode: 1, reason: Error, message: \"line 1\\nCUDA out of memory\"}}}]}",
     R::RuntimeCrashing,

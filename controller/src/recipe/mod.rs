@@ -105,11 +105,10 @@ pub enum OnlyWith {
 pub struct Probes {
     /// … the model is loaded.
     pub startup: String,
-    /// … requests are answered.
+    /// … the runtime takes requests; it is asked without a token.
     pub readiness: String,
-    /// The same where a token guards the first.
-    #[serde(default)]
-    pub readiness_with_token: Option<String>,
+    /// Lists the models that are served (OpenAI's form); it is asked with the token.
+    pub models: String,
     /// … the process is alive.
     pub liveness: String,
 }

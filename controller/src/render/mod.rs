@@ -33,6 +33,11 @@ pub const RUNTIME_PORT: i32 = 8000;
 pub const PROGRESS_PORT: i32 = 8081;
 /// Name of the runtime container.
 pub const RUNTIME_CONTAINER: &str = "runtime";
+/// Port of the container that tells whether the model is served.
+pub const VERIFY_PORT: i32 = 8082;
+/// Name of the container that tells whether the model is served. It sorts after
+/// [`RUNTIME_CONTAINER`], which stays the first in a pod's status.
+pub const VERIFY_CONTAINER: &str = "verify";
 /// Name of the init container that brings the model.
 pub const FETCH_CONTAINER: &str = "fetch";
 /// Name of the volume that holds the model, and of its claim template.
@@ -50,7 +55,7 @@ pub const MODELS: &str = "/data/models";
 /// What the installation decides about every pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installation {
-    /// Image of this program, for the init container.
+    /// Image of this program, for the containers that bring the model and verify it.
     pub fetch_image: String,
     /// When images are pulled; none leaves it to Kubernetes.
     pub image_pull_policy: Option<String>,

@@ -1,9 +1,10 @@
-//! A copy's pod: an init container that brings the model, and the runtime.
+//! A copy's pod: an init container that brings the model, the runtime, and a small
+//! container whose readiness says that the runtime serves the model by its name.
 
 use super::service::runtime_port;
 use super::{
     CLAIM, DATA, FETCH_CONTAINER, Input, MODELS, ORDER_GENERATION, PROGRESS_PORT,
-    RUNTIME_CONTAINER, RUNTIME_PORT, STORAGE, bytes, labels,
+    RUNTIME_CONTAINER, RUNTIME_PORT, STORAGE, VERIFY_CONTAINER, VERIFY_PORT, bytes, labels,
 };
 use crate::fetch::{FetchSpec, short};
 use crate::recipe::{OnlyWith, Placeholder, Values, expand, memory};
@@ -18,6 +19,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use planner::{Plan, SharingMode};
 use std::collections::BTreeSet;
@@ -80,7 +82,7 @@ pub(super) fn template(input: &Input<'_>, claim_template: &str) -> PodTemplateSp
                 ..PodResourceClaim::default()
             }]),
             init_containers: Some(vec![fetch(input)]),
-            containers: vec![runtime(input)],
+            containers: vec![runtime(input), verify(input)],
             volumes: Some(vec![
                 memory_volume(
                     "shm",
@@ -267,10 +269,6 @@ fn runtime(input: &Input<'_>) -> Container {
         env.push(secret(&recipe.api_key_variable, &name, TOKEN_KEY, false));
     }
     let memory = bytes(memory::container(recipe, input.facts));
-    let readiness = match &recipe.probes.readiness_with_token {
-        Some(path) if input.token => path,
-        _ => &recipe.probes.readiness,
-    };
     // A GiB of weights gets ten seconds more than the ten minutes of every start.
     let budget = 600 + 10 * (input.facts.weights_bytes >> 30);
     let startup_failures = i32::try_from(budget / 5).unwrap_or(i32::MAX);
@@ -301,9 +299,14 @@ fn runtime(input: &Input<'_>) -> Container {
                 request: None,
             }]),
         }),
-        startup_probe: Some(probe(&recipe.probes.startup, 5, startup_failures)),
-        readiness_probe: Some(probe(readiness, 5, 3)),
-        liveness_probe: Some(probe(&recipe.probes.liveness, 10, 6)),
+        startup_probe: Some(probe(
+            &recipe.probes.startup,
+            runtime_port(),
+            5,
+            startup_failures,
+        )),
+        readiness_probe: Some(probe(&recipe.probes.readiness, runtime_port(), 5, 3)),
+        liveness_probe: Some(probe(&recipe.probes.liveness, runtime_port(), 10, 6)),
         security_context: Some(closed()),
         // A runtime that dies says why in its last lines.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
@@ -316,11 +319,63 @@ fn runtime(input: &Input<'_>) -> Container {
     }
 }
 
-fn probe(path: &str, period: i32, failures: i32) -> Probe {
+/// Says that the runtime serves the model by its name: a kubelet's probe reads no answer,
+/// and the token in its headers would stand in the pod's specification.
+fn verify(input: &Input<'_>) -> Container {
+    let models = &input.recipe.probes.models;
+    let mut env = vec![
+        plain(
+            "AI_INFERENCE_SERVED_NAME",
+            literal(&served_name(input.order)),
+        ),
+        plain(
+            "AI_INFERENCE_MODELS_URL",
+            literal(&format!("http://127.0.0.1:{RUNTIME_PORT}{models}")),
+        ),
+    ];
+    if input.token {
+        let name = InferenceService::token_secret_name(&input.order.name_any());
+        env.push(secret(
+            "AI_INFERENCE_ENDPOINT_TOKEN",
+            &name,
+            TOKEN_KEY,
+            false,
+        ));
+    }
+    Container {
+        name: VERIFY_CONTAINER.to_owned(),
+        image: Some(input.installation.fetch_image.clone()),
+        image_pull_policy: input.installation.image_pull_policy.clone(),
+        args: Some(vec!["verify".to_owned()]),
+        env: Some(env),
+        ports: Some(vec![ContainerPort {
+            name: Some("verify".to_owned()),
+            container_port: VERIFY_PORT,
+            protocol: Some("TCP".to_owned()),
+            ..ContainerPort::default()
+        }]),
+        resources: Some(ResourceRequirements {
+            requests: Some(
+                [
+                    ("cpu".to_owned(), Quantity("5m".to_owned())),
+                    ("memory".to_owned(), bytes(16 << 20)),
+                ]
+                .into(),
+            ),
+            limits: Some([("memory".to_owned(), bytes(64 << 20))].into()),
+            claims: None,
+        }),
+        readiness_probe: Some(probe("/ready", IntOrString::Int(VERIFY_PORT), 5, 3)),
+        security_context: Some(closed()),
+        ..Container::default()
+    }
+}
+
+fn probe(path: &str, port: IntOrString, period: i32, failures: i32) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
-            port: runtime_port(),
+            port,
             scheme: Some("HTTP".to_owned()),
             ..HTTPGetAction::default()
         }),

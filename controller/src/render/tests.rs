@@ -242,6 +242,30 @@ fn a_pod_holds_no_device_uuid_no_service_account_token_and_no_hub_token_in_the_r
 }
 
 #[test]
+fn a_copy_is_ready_only_while_its_runtime_is_asked_for_the_model_by_name() {
+    let text = render(&order(""), Format::Safetensors, EndpointType::Chat, 1, 1);
+    let set: k8s_openapi::api::apps::v1::StatefulSet =
+        serde_saphyr::from_str(text.split("---\n").nth(1).unwrap()).unwrap();
+    let pod = set.spec.template.spec.unwrap();
+    let verify = &pod.containers[1];
+    let value = |name: &str| {
+        let found = verify.env.iter().flatten().find(|e| e.name == name);
+        found.and_then(|e| e.value.clone()).unwrap_or_default()
+    };
+    assert_eq!(value("AI_INFERENCE_SERVED_NAME"), "support-llm");
+    assert_eq!(
+        value("AI_INFERENCE_MODELS_URL"),
+        "http://127.0.0.1:8000/v1/models"
+    );
+    let path = verify.readiness_probe.clone().unwrap().http_get.unwrap();
+    assert_eq!(path.path.as_deref(), Some("/ready"));
+    assert!(
+        path.http_headers.is_none(),
+        "a token in a probe is a token in the pod's specification"
+    );
+}
+
+#[test]
 fn a_files_name_cannot_ask_for_a_variable() {
     let (order, installation) = (order(""), installation());
     let mut facts = facts(Format::Gguf);

@@ -12,6 +12,7 @@
 mod access;
 mod assets;
 mod process;
+pub mod recorder;
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -28,7 +29,7 @@ use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::gvk::GroupVersionKind;
 use kube::discovery::Scope;
 use kube::runtime::wait::{await_condition, conditions};
-use kube::{Api, Client, Discovery, ResourceExt};
+use kube::{Api, Client, Config, Discovery, ResourceExt};
 
 use access::Access;
 pub use assets::{asset, assets};
@@ -48,6 +49,20 @@ pub struct ControlPlane {
     // The API server's folder holds the credentials; it is declared, and so dropped, before etcd.
     api_server: Supervised,
     _etcd: Supervised,
+}
+
+/// Some of Kubernetes' own controllers at work.
+#[derive(Debug)]
+pub struct Controllers {
+    process: Supervised,
+}
+
+impl Controllers {
+    /// The last lines of their log, for the message of a test that waited in vain.
+    #[must_use]
+    pub fn log_tail(&self) -> String {
+        self.process.log_tail()
+    }
 }
 
 impl ControlPlane {
@@ -73,30 +88,42 @@ impl ControlPlane {
         Self::start_with("")
     }
 
+    /// The same, without the API group version `api`, such as `resource.k8s.io/v1`.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_without(api: &str) -> Result<Self> {
+        Self::started(&[&without(api)])
+    }
+
     /// The same, with feature gates of the API server, as its flag `--feature-gates` takes them.
     ///
     /// # Errors
     /// As [`Self::start`].
     pub fn start_with(gates: &str) -> Result<Self> {
-        let gates = gates.to_owned();
+        Self::started(&[&format!("--feature-gates={gates}")])
+    }
+
+    fn started(flags: &[&str]) -> Result<Self> {
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         // A runtime must not block inside another, and the caller may be in one.
         std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .context("building a runtime to start the control plane in")?
-                .block_on(Self::start_processes(&gates))
+                .block_on(Self::start_processes(&flags))
         })
         .join()
         .map_err(|_| anyhow!("starting the control plane panicked"))?
     }
 
-    async fn start_processes(gates: &str) -> Result<Self> {
+    async fn start_processes(flags: &[String]) -> Result<Self> {
         let assets = assets()?;
         let etcd_port = process::free_port()?;
         let etcd = etcd(assets, etcd_port)?;
         let port = process::free_port()?;
-        let api_server = api_server(assets, port, etcd_port, gates)?;
+        let api_server = api_server(assets, port, etcd_port, flags)?;
         let access = Access::new(port, api_server.folder())?;
         let plane = Self {
             access,
@@ -120,8 +147,13 @@ impl ControlPlane {
     /// # Errors
     /// If it does not get ready.
     pub async fn replace_api_server(&mut self, gates: &str) -> Result<()> {
+        let gates = format!("--feature-gates={gates}");
+        self.replace_api_server_with(&[gates]).await
+    }
+
+    async fn replace_api_server_with(&mut self, flags: &[String]) -> Result<()> {
         self.api_server.end();
-        self.api_server = api_server(assets()?, self.access.port(), self.etcd_port, gates)?;
+        self.api_server = api_server(assets()?, self.access.port(), self.etcd_port, flags)?;
         self.access = Access::new(self.access.port(), self.api_server.folder())?;
         self.ready_in_time().await
     }
@@ -202,6 +234,26 @@ impl ControlPlane {
         }
     }
 
+    /// Runs some of Kubernetes' own controllers, named as kube-controller-manager's flag
+    /// `--controllers` takes them, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// If the program is missing.
+    pub fn controllers(&self, names: &[&str]) -> Result<Controllers> {
+        let program = asset("kube-controller-manager")?;
+        let process = Supervised::spawn("kube-controller-manager", &program, |_| {
+            Ok(vec![
+                format!("--kubeconfig={}", self.kubeconfig().display()),
+                format!("--controllers={}", names.join(",")),
+                "--leader-elect=false".to_owned(),
+                // Nobody asks it anything.
+                "--secure-port=0".to_owned(),
+                "--use-service-account-credentials=false".to_owned(),
+            ])
+        })?;
+        Ok(Controllers { process })
+    }
+
     /// A client of the administrator. A client belongs to the runtime it was made in: every test
     /// makes its own.
     ///
@@ -225,8 +277,17 @@ impl ControlPlane {
     /// # Errors
     /// If the ServiceAccount or its token cannot be made.
     pub async fn client_for_service_account(&self, namespace: &str, name: &str) -> Result<Client> {
+        let config = self.config_for_service_account(namespace, name).await?;
+        Ok(Client::try_from(config)?)
+    }
+
+    /// The same, for those that put something beneath the client.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn config_for_service_account(&self, namespace: &str, name: &str) -> Result<Config> {
         let token = access::service_account_token(self.client()?, namespace, name).await?;
-        self.access.client(&self.access.bearer(&token))
+        self.access.config(&self.access.bearer(&token))
     }
 
     /// Path of the administrator's kubeconfig.
@@ -352,6 +413,11 @@ pub fn get(path: &str, accept: &str) -> Result<Request<Vec<u8>>> {
     Ok(Request::get(path).header(ACCEPT, accept).body(Vec::new())?)
 }
 
+/// The API server's flag that leaves an API out.
+fn without(api: &str) -> String {
+    format!("--runtime-config={api}=false")
+}
+
 fn etcd(assets: &Path, port: u16) -> Result<Supervised> {
     let client = format!("http://127.0.0.1:{port}");
     // Nobody joins, so the peers' port may be any.
@@ -368,13 +434,13 @@ fn etcd(assets: &Path, port: u16) -> Result<Supervised> {
     })
 }
 
-fn api_server(assets: &Path, port: u16, etcd_port: u16, gates: &str) -> Result<Supervised> {
+fn api_server(assets: &Path, port: u16, etcd_port: u16, flags: &[String]) -> Result<Supervised> {
     Supervised::spawn("kube-apiserver", &assets.join("kube-apiserver"), |folder| {
         let tokens = access::write_tokens(folder)?;
         // The server makes this key pair for its own certificate before it reads it as the key of
         // ServiceAccount tokens: no tool is needed to make one.
         let key = folder.join("apiserver.key");
-        Ok(vec![
+        let mut arguments = vec![
             format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
             format!("--secure-port={port}"),
             "--bind-address=127.0.0.1".to_owned(),
@@ -390,7 +456,8 @@ fn api_server(assets: &Path, port: u16, etcd_port: u16, gates: &str) -> Result<S
             // Nobody makes the namespaces' default ServiceAccounts here.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--allow-privileged=true".to_owned(),
-            format!("--feature-gates={gates}"),
-        ])
+        ];
+        arguments.extend_from_slice(flags);
+        Ok(arguments)
     })
 }

@@ -90,6 +90,11 @@ impl Access {
 
     /// A client for a kubeconfig.
     pub(crate) fn client(&self, kubeconfig: &Value) -> Result<Client> {
+        Ok(Client::try_from(self.config(kubeconfig)?)?)
+    }
+
+    /// What a client is made from, for those that put something beneath it.
+    pub(crate) fn config(&self, kubeconfig: &Value) -> Result<Config> {
         let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig.clone())
             .context("the kubeconfig of the test is none")?;
         let options = KubeConfigOptions::default();
@@ -98,7 +103,7 @@ impl Access {
             .context("reading a kubeconfig that names no file had to wait")??;
         // A proxy of the machine's environment has no way to the loopback interface.
         config.proxy_url = None;
-        Ok(Client::try_from(config)?)
+        Ok(config)
     }
 }
 

@@ -12,5 +12,7 @@ mod documentation;
 mod harness;
 mod module;
 mod order_rules;
+mod policies;
+mod roles;
 mod rule;
 mod status;

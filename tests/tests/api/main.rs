@@ -10,6 +10,7 @@ mod columns;
 mod coverage;
 mod documentation;
 mod harness;
+mod images;
 mod module;
 mod order_rules;
 mod policies;

@@ -138,6 +138,30 @@ impl Cluster {
         Ok(devices)
     }
 
+    /// A client of a user who has no right but those granted to them.
+    ///
+    /// # Errors
+    /// When the client cannot be built.
+    pub async fn client_as(&self, user: &str) -> anyhow::Result<Client> {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let options = KubeConfigOptions::default();
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+        config.auth_info.impersonate = Some(user.to_owned());
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Runs helm with the administrator's rights and answers what it printed.
+    ///
+    /// # Errors
+    /// When it fails; the message holds its own.
+    pub async fn helm(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let kubeconfig = self.kubeconfig.to_string_lossy().into_owned();
+        let program = self.kubectl.with_file_name("helm");
+        let mut command = vec!["--kubeconfig", &kubeconfig];
+        command.extend(arguments);
+        output(&program.to_string_lossy(), &command).await
+    }
+
     /// Runs kubectl with the administrator's rights and answers what it printed.
     ///
     /// # Errors

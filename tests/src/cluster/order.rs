@@ -69,7 +69,8 @@ impl Order {
         })
     }
 
-    fn api<K>(&self) -> Api<K>
+    /// The objects of a kind in the order's namespace.
+    pub fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
         K::DynamicType: Default,
@@ -113,7 +114,11 @@ impl Order {
             .unwrap_or_default())
     }
 
-    async fn until(
+    /// Waits until the order is as wanted.
+    ///
+    /// # Errors
+    /// When it is not in time.
+    pub async fn until(
         &self,
         expectation: &str,
         within: Duration,
@@ -225,6 +230,31 @@ impl Order {
             .context("the Service has no address")
     }
 
+    /// What the order's Service makes of a text: its embedding.
+    ///
+    /// # Errors
+    /// When it does not answer with success; the message holds the answer.
+    pub async fn embed(&self, text: &str) -> anyhow::Result<Vec<f64>> {
+        let token = self.token().await?;
+        let address = self.service_address().await?;
+        let options = ["--retry", "10", "--retry-delay", "1", "--retry-connrefused"];
+        let url = format!("http://{address}/v1/embeddings");
+        let body = json!({ "model": self.served_name().await?, "input": text });
+        let (status, answer) = self.send(&url, &body, Some(&token), &options).await?;
+        ensure!(status == "200", "the order answered {status}: {answer}");
+        let answer: Value = serde_json::from_str(&answer)?;
+        let vector = answer["data"][0]["embedding"].as_array();
+        let vector = vector.context("the answer holds no vector")?;
+        Ok(vector.iter().filter_map(Value::as_f64).collect())
+    }
+
+    async fn served_name(&self) -> anyhow::Result<String> {
+        let order = self.api::<InferenceService>().get(&self.name).await?;
+        let model = order.status.and_then(|status| status.model);
+        let name = model.and_then(|model| model.served_name);
+        name.context("status names no served model")
+    }
+
     /// The HTTP status and body that `address` answers a question with.
     async fn post(
         &self,
@@ -233,19 +263,25 @@ impl Order {
         token: Option<&str>,
         options: &[&str],
     ) -> anyhow::Result<(String, String)> {
-        let order = self.api::<InferenceService>().get(&self.name).await?;
-        let model = order
-            .status
-            .and_then(|status| status.model)
-            .and_then(|model| model.served_name);
         let body = json!({
-            "model": model.context("status names no served model")?,
+            "model": self.served_name().await?,
             "messages": [{ "role": "user", "content": question }],
             "temperature": 0,
             "max_tokens": 32,
-        })
-        .to_string();
+        });
         let url = format!("http://{address}/v1/chat/completions");
+        self.send(&url, &body, token, options).await
+    }
+
+    /// The HTTP status and body that a URL answers a request with, sent from the first copy's node.
+    async fn send(
+        &self,
+        url: &str,
+        body: &Value,
+        token: Option<&str>,
+        options: &[&str],
+    ) -> anyhow::Result<(String, String)> {
+        let body = body.to_string();
         let authorization = format!("Authorization: Bearer {}", token.unwrap_or_default());
         let mut command = vec!["curl", "--silent", "--show-error", "--max-time", "60"];
         command.extend([
@@ -258,7 +294,7 @@ impl Order {
         if token.is_some() {
             command.extend(["--header", &authorization]);
         }
-        command.extend(["--data", &body, &url]);
+        command.extend(["--data", &body, url]);
         let node = self.first_copy().await?.node;
         let answer = self.cluster.on_node(&node, &command).await?;
         let (body, status) = answer.rsplit_once('\n').context("curl printed no status")?;
@@ -297,21 +333,33 @@ pub fn condition<'a>(order: &'a InferenceService, kind: &str) -> Option<&'a Cond
 /// # Errors
 /// When the API server refuses it.
 pub async fn put_class(client: &Client, name: &str, policy: Value) -> anyhow::Result<()> {
+    let spec = json!({
+        "modelPolicy": { "allowedEndpointTypes": ["Chat"] },
+        "acceleratorPolicy": policy,
+    });
+    put_class_of(client, name, spec).await
+}
+
+/// Makes or replaces a class of this specification, with endpoints for the cluster alone unless it
+/// says otherwise.
+///
+/// # Errors
+/// When the API server refuses it: the server's own answer is in the chain.
+pub async fn put_class_of(client: &Client, name: &str, mut spec: Value) -> anyhow::Result<()> {
     let classes: Api<InferenceServiceClass> = Api::all(client.clone());
     match classes.delete(name, &DeleteParams::default()).await {
         Ok(_) => wait::gone(&classes, name, wait::SHORT).await?,
         Err(kube::Error::Api(status)) if status.is_not_found() => {}
         Err(error) => return Err(error.into()),
     }
+    if spec["exposurePolicy"].is_null() {
+        spec["exposurePolicy"] = json!({ "type": "ClusterLocal", "authentication": "Token" });
+    }
     let class: InferenceServiceClass = serde_json::from_value(json!({
         "apiVersion": "ai.deckhouse.io/v1alpha1",
         "kind": "InferenceServiceClass",
         "metadata": { "name": name },
-        "spec": {
-            "exposurePolicy": { "type": "ClusterLocal", "authentication": "Token" },
-            "modelPolicy": { "allowedEndpointTypes": ["Chat"] },
-            "acceleratorPolicy": policy,
-        },
+        "spec": spec,
     }))?;
     classes.create(&PostParams::default(), &class).await?;
     Ok(())

@@ -3,6 +3,8 @@
 //!
 //! The tests share the cluster's GPUs, so they run one at a time.
 
+mod acceptance;
+mod deletion;
 mod health;
 mod metadata;
 mod orders;

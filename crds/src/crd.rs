@@ -107,6 +107,7 @@ mod tests {
             "docs/custom-resources.md".to_owned(),
             crate::reference::page(),
         ));
+        files.push(("docs/faq.md".to_owned(), crate::faq::page()));
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         for (file, text) in files {
             let path = root.join(&file);

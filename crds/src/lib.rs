@@ -14,6 +14,8 @@ mod crd;
 mod default_class;
 mod events;
 mod exposure_policy;
+#[cfg(test)]
+mod faq;
 mod inference_service;
 mod inference_service_class;
 mod model_source;

@@ -99,6 +99,29 @@ impl Cluster {
             .context("the API server made a namespace without a name")
     }
 
+    /// Makes a namespace of this name for one test.
+    ///
+    /// # Errors
+    /// When the API server refuses.
+    pub async fn create_named_namespace(&self, name: &str) -> anyhow::Result<()> {
+        let namespace: Namespace = serde_json::from_value(serde_json::json!({
+            "metadata": { "name": name, "labels": { TEST_LABEL: "true" } },
+        }))?;
+        Api::all(self.client.clone())
+            .create(&PostParams::default(), &namespace)
+            .await?;
+        Ok(())
+    }
+
+    /// The administrator's kubeconfig, and the folder of `kubectl` and `helm`.
+    ///
+    /// # Errors
+    /// When there is no such folder.
+    pub fn tools(&self) -> anyhow::Result<(PathBuf, PathBuf)> {
+        let folder = self.kubectl.parent().context("kubectl lies nowhere")?;
+        Ok((self.kubeconfig.clone(), folder.to_owned()))
+    }
+
     /// Deletes a namespace and waits until its orders, pods and claims are gone with it.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 
 mod acceptance;
 mod deletion;
+mod docs;
 mod health;
 mod metadata;
 mod orders;

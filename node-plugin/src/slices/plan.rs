@@ -17,85 +17,116 @@ use k8s_openapi::api::resource::v1::{DeviceTaint, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::SliceContent;
+use super::Stored;
 use super::layout::{resource_slice, slice_name};
 
-/// One write to the API server.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Write {
-    /// Delete a slice that no longer belongs to the pool.
-    Delete(String),
-    /// Create or update a slice.
-    Apply(Box<ResourceSlice>),
+/// The writes that a pool needs: obsolete slices go first, then updates and creations by
+/// index. The slices themselves are made one by one, when they are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Slices that no longer belong to the pool.
+    pub obsolete: Vec<String>,
+    /// Which of the wanted slices are to be created or updated.
+    pub apply: Vec<usize>,
+    generation: i64,
 }
 
-/// Plans the writes: obsolete slices go first, then updates and creations by index.
+impl Plan {
+    /// How many writes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.obsolete.len() + self.apply.len()
+    }
+
+    /// Whether nothing differs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One of the slices, as it is to be written over the one that exists.
+    #[must_use]
+    pub fn slice(
+        &self,
+        wanted: &[SliceContent],
+        index: usize,
+        node: &str,
+        owner: Option<&OwnerReference>,
+        existing: Option<&ResourceSlice>,
+    ) -> ResourceSlice {
+        let (content, count) = (&wanted[index], wanted.len());
+        let slice = resource_slice(content, node, owner, index, count, self.generation);
+        keep_time_added(slice, existing)
+    }
+}
+
+/// What has to happen to one slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Difference {
+    Nothing,
+    Missing,
+    /// Only taints or the owner.
+    Taints,
+    Reshaped,
+}
+
+/// Plans the writes.
 #[must_use]
 pub fn plan_writes(
     wanted: &[SliceContent],
-    observed: &BTreeMap<String, ResourceSlice>,
+    observed: &BTreeMap<String, Stored>,
     node: &str,
     owner: Option<&OwnerReference>,
     last_generation: i64,
-) -> Vec<Write> {
+) -> Plan {
     let names: Vec<String> = (0..wanted.len())
         .map(|index| slice_name(node, index))
         .collect();
-    let obsolete: Vec<&String> = observed
+    let obsolete: Vec<String> = observed
         .keys()
         .filter(|name| !names.contains(name))
+        .cloned()
         .collect();
-    let seen = observed
-        .values()
-        .map(|s| s.spec.pool.generation)
-        .max()
-        .unwrap_or(0);
-    let generation = seen.max(last_generation).max(1);
-
-    let at = |generation: i64| -> Vec<(ResourceSlice, Option<&ResourceSlice>)> {
-        wanted
-            .iter()
-            .enumerate()
-            .map(|(index, content)| {
-                let slice = resource_slice(content, node, owner, index, wanted.len(), generation);
-                let existing = observed.get(&names[index]);
-                (keep_time_added(slice, existing), existing)
-            })
-            .collect()
+    let seen = observed.values().map(Stored::generation).max().unwrap_or(0);
+    let mut plan = Plan {
+        obsolete,
+        apply: Vec::new(),
+        generation: seen.max(last_generation).max(1),
     };
-    let current = at(generation);
-    let changed = current
-        .iter()
-        .filter(|(slice, existing)| existing.is_some_and(|e| !same(slice, e)));
-    let changed = changed.count();
-    let missing = current
-        .iter()
-        .filter(|(_, existing)| existing.is_none())
-        .count();
-    if changed == 0 && missing == 0 && obsolete.is_empty() {
-        return Vec::new();
+    let differences: Vec<Difference> = (0..wanted.len())
+        .map(|index| {
+            let Some(existing) = observed.get(&names[index]).map(Stored::slice) else {
+                return Difference::Missing;
+            };
+            let slice = plan.slice(wanted, index, node, owner, Some(&existing));
+            if same(&slice, &existing) {
+                Difference::Nothing
+            } else if same_but_taints(&slice, &existing) {
+                Difference::Taints
+            } else {
+                Difference::Reshaped
+            }
+        })
+        .collect();
+    let differing = |wanted: &[Difference]| {
+        let found = differences.iter().filter(|found| wanted.contains(found));
+        found.count()
+    };
+    if differing(&[Difference::Nothing]) == wanted.len() && plan.obsolete.is_empty() {
+        return plan;
     }
 
-    let first_publication = observed.is_empty();
-    let reshaped = current
-        .iter()
-        .filter(|(slice, existing)| existing.is_some_and(|e| !same_but_taints(slice, e)));
-    let reshaped = reshaped.count();
-    let keeps_generation = obsolete.is_empty() && (reshaped + missing <= 1 || reshaped == 0)
-        || first_publication && last_generation == 0;
-    let slices = if keeps_generation {
-        current
-    } else {
-        at(generation + 1)
-    };
-    let applies = slices
-        .into_iter()
-        .filter(|(slice, existing)| !existing.is_some_and(|e| same(slice, e)))
-        .map(|(slice, _)| Write::Apply(Box::new(slice)));
-    obsolete
-        .into_iter()
-        .map(|name| Write::Delete(name.clone()))
-        .chain(applies)
-        .collect()
+    let first_publication = observed.is_empty() && last_generation == 0;
+    let reshaped = differing(&[Difference::Reshaped]);
+    let few = reshaped == 0 || reshaped + differing(&[Difference::Missing]) <= 1;
+    let keeps_generation = plan.obsolete.is_empty() && few || first_publication;
+    if !keeps_generation {
+        plan.generation += 1;
+    }
+    plan.apply = (0..wanted.len())
+        .filter(|index| !keeps_generation || differences[*index] != Difference::Nothing)
+        .collect();
+    plan
 }
 
 /// Whether the API server already has a slice as it is wanted.
@@ -145,6 +176,33 @@ mod tests {
     use k8s_openapi::api::resource::v1::Device;
 
     use super::*;
+
+    #[derive(Debug, Clone, PartialEq)]
+    enum Write {
+        Delete(String),
+        Apply(Box<ResourceSlice>),
+    }
+
+    /// The writes of a plan with what is written.
+    fn plan_writes(
+        wanted: &[SliceContent],
+        observed: &BTreeMap<String, ResourceSlice>,
+        node: &str,
+        owner: Option<&OwnerReference>,
+        last_generation: i64,
+    ) -> Vec<Write> {
+        let stored = observed
+            .iter()
+            .map(|(name, slice)| (name.clone(), slice.clone().into()))
+            .collect();
+        let plan = super::plan_writes(wanted, &stored, node, owner, last_generation);
+        let applies = plan.apply.iter().map(|index| {
+            let existing = observed.get(&slice_name(node, *index));
+            Write::Apply(Box::new(plan.slice(wanted, *index, node, owner, existing)))
+        });
+        let deletes = plan.obsolete.iter().cloned().map(Write::Delete);
+        deletes.chain(applies).collect()
+    }
 
     fn devices(names: &[&str]) -> SliceContent {
         SliceContent::Devices(

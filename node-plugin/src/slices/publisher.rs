@@ -24,8 +24,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::layout::resource_slice;
-use super::{SliceContent, View, Wanted, Write, plan_writes, pool, view};
+use super::layout::{resource_slice, slice_name};
+use super::{SliceContent, Stored, View, Wanted, plan_writes, pool, view};
 use crate::DRIVER;
 use crate::events::NodeEvents;
 use crate::metrics::{Metrics, Outcome};
@@ -52,7 +52,7 @@ pub struct Publisher {
     readiness: Readiness,
     owner: Option<OwnerReference>,
     view: Option<(View, Instant)>,
-    observed: BTreeMap<String, ResourceSlice>,
+    observed: BTreeMap<String, Stored>,
     /// The watch failed: what was observed may be old.
     in_doubt: bool,
     last_generation: i64,
@@ -128,9 +128,7 @@ impl Publisher {
     pub async fn run(mut self, stop: CancellationToken, alone: impl Future<Output = bool>) {
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
         let config = watcher::Config::default().fields(&self.selector());
-        let events = watcher(api, config)
-            .modify(|slice| slice.metadata.managed_fields = None)
-            .default_backoff();
+        let events = watcher(api, config).default_backoff();
         pin_mut!(events);
         let mut relist = BTreeMap::new();
         let mut synced = false;
@@ -228,7 +226,7 @@ impl Publisher {
     fn observe(
         &mut self,
         event: Event<ResourceSlice>,
-        relist: &mut BTreeMap<String, ResourceSlice>,
+        relist: &mut BTreeMap<String, Stored>,
     ) -> bool {
         match event {
             Event::Init => {
@@ -236,7 +234,7 @@ impl Publisher {
                 false
             }
             Event::InitApply(slice) => {
-                relist.insert(slice.name_any(), slice);
+                relist.insert(slice.name_any(), slice.into());
                 false
             }
             Event::InitDone => {
@@ -244,7 +242,7 @@ impl Publisher {
                 true
             }
             Event::Apply(slice) => {
-                let name = slice.name_any();
+                let (name, slice) = (slice.name_any(), Stored::from(slice));
                 if self.is_stale(&name, &slice) {
                     return false;
                 }
@@ -252,7 +250,7 @@ impl Publisher {
                 true
             }
             Event::Delete(slice) => {
-                let name = slice.name_any();
+                let (name, slice) = (slice.name_any(), Stored::from(slice));
                 if self.is_stale(&name, &slice) {
                     return false;
                 }
@@ -263,9 +261,9 @@ impl Publisher {
     }
 
     /// Whether an event tells of a time before our own last write: the watch lags.
-    fn is_stale(&self, name: &str, event: &ResourceSlice) -> bool {
-        let version = |slice: &ResourceSlice| slice.resource_version()?.parse::<u64>().ok();
-        match (self.observed.get(name).and_then(version), version(event)) {
+    fn is_stale(&self, name: &str, event: &Stored) -> bool {
+        let known = self.observed.get(name).and_then(Stored::version);
+        match (known, event.version()) {
             (Some(known), Some(told)) => told <= known,
             _ => false,
         }
@@ -329,20 +327,28 @@ impl Publisher {
     }
 
     async fn write_differences(&mut self, content: &[SliceContent]) -> Result<usize, PublishError> {
-        let writes = plan_writes(
+        let plan = plan_writes(
             content,
             &self.observed,
             &self.node,
             self.owner.as_ref(),
             self.last_generation,
         );
-        let count = writes.len();
-        for write in writes {
-            let result = self.write(write).await;
+        for name in &plan.obsolete {
+            let result = self.delete(name).await;
             self.metrics.slice_write(Outcome::of(&result));
             result?;
         }
-        Ok(count)
+        for index in &plan.apply {
+            let existing = self.observed.get(&slice_name(&self.node, *index));
+            let existing = existing.map(Stored::slice);
+            let (node, owner) = (&self.node, self.owner.as_ref());
+            let slice = plan.slice(content, *index, node, owner, existing.as_ref());
+            let result = self.store(slice, existing).await;
+            self.metrics.slice_write(Outcome::of(&result));
+            result?;
+        }
+        Ok(plan.len())
     }
 
     /// Lists what is there. A watch that failed resumes without a word, and may never say
@@ -357,11 +363,10 @@ impl Publisher {
                 node: self.node.clone(),
                 source: Box::new(source),
             })?;
-        let slices = list.items.into_iter().map(|mut slice| {
-            slice.metadata.managed_fields = None;
-            (slice.name_any(), slice)
-        });
-        self.observed = slices.collect();
+        let slices = list.items.into_iter();
+        self.observed = slices
+            .map(|slice| (slice.name_any(), slice.into()))
+            .collect();
         self.in_doubt = false;
         Ok(())
     }
@@ -370,39 +375,41 @@ impl Publisher {
         format!("spec.nodeName={},spec.driver={DRIVER}", self.node)
     }
 
-    async fn write(&mut self, write: Write) -> Result<(), PublishError> {
+    async fn delete(&mut self, name: &str) -> Result<(), PublishError> {
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
-        match write {
-            Write::Delete(name) => {
-                match api.delete(&name, &DeleteParams::default()).await {
-                    Ok(_) => {}
-                    Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                    Err(source) => {
-                        let source = Box::new(source);
-                        return Err(PublishError::Slice {
-                            verb: "delete",
-                            name,
-                            source,
-                        });
-                    }
-                }
-                self.observed.remove(&name);
+        match api.delete(name, &DeleteParams::default()).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(source) => {
+                return Err(PublishError::Slice {
+                    verb: "delete",
+                    name: name.to_owned(),
+                    source: Box::new(source),
+                });
             }
-            Write::Apply(slice) => {
-                let name = slice.name_any();
-                let stored = match self.observed.get(&name) {
-                    Some(existing) => replace(&api, &slice, existing).await,
-                    None => create(&api, &slice, false).await,
-                };
-                let stored = stored.inspect_err(|error| self.in_doubt |= error.is_outdated())?;
-                let same = view::same_content(&slice, &stored);
-                let kept = view::kept(&slice, &stored);
-                self.last_generation = self.last_generation.max(stored.spec.pool.generation);
-                self.observed.insert(name.clone(), stored);
-                if !same {
-                    return Err(PublishError::Changed { name, kept });
-                }
-            }
+        }
+        self.observed.remove(name);
+        Ok(())
+    }
+
+    async fn store(
+        &mut self,
+        slice: ResourceSlice,
+        existing: Option<ResourceSlice>,
+    ) -> Result<(), PublishError> {
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        let stored = match existing {
+            Some(existing) => replace(&api, &slice, existing).await,
+            None => create(&api, &slice, false).await,
+        };
+        let stored = stored.inspect_err(|error| self.in_doubt |= error.is_outdated())?;
+        let name = slice.name_any();
+        let same = view::same_content(&slice, &stored);
+        let kept = view::kept(&slice, &stored);
+        self.last_generation = self.last_generation.max(stored.spec.pool.generation);
+        self.observed.insert(name.clone(), stored.into());
+        if !same {
+            return Err(PublishError::Changed { name, kept });
         }
         Ok(())
     }
@@ -513,9 +520,8 @@ async fn create(
 async fn replace(
     api: &Api<ResourceSlice>,
     slice: &ResourceSlice,
-    existing: &ResourceSlice,
+    mut whole: ResourceSlice,
 ) -> Result<ResourceSlice, PublishError> {
-    let mut whole = existing.clone();
     whole.spec.clone_from(&slice.spec);
     let owners = &slice.metadata.owner_references;
     whole.metadata.owner_references.clone_from(owners);
@@ -529,13 +535,11 @@ fn stored(
     slice: &ResourceSlice,
     answer: Result<ResourceSlice, kube::Error>,
 ) -> Result<ResourceSlice, PublishError> {
-    let mut stored = answer.map_err(|source| PublishError::Slice {
+    answer.map_err(|source| PublishError::Slice {
         verb,
         name: slice.name_any(),
         source: Box::new(source),
-    })?;
-    stored.metadata.managed_fields = None;
-    Ok(stored)
+    })
 }
 
 /// The most devices of a slice in which one has a taint.

@@ -39,8 +39,9 @@ const SWEEP: Duration = Duration::from_secs(25);
 
 /// How long a read of a claim may take: the kubelet waits 45 s for the whole call.
 const READ: Duration = Duration::from_secs(10);
-/// How long a write of the slices that has begun may take at the end.
-const PUBLISHED: Duration = Duration::from_secs(3);
+/// How long the last writes of the slices may take: one that has begun, and the taints of an end
+/// without a successor. An API server that is busy takes a second for each.
+const PUBLISHED: Duration = Duration::from_secs(10);
 
 /// How many reports of daemons may wait to be told.
 const REPORTS: usize = 64;

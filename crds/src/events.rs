@@ -14,8 +14,12 @@ documented! {
         DownloadCompleted: "A copy holds the whole model, checked." => "",
         DownloadFailed: "A download stopped; it is tried again from where it stopped." => "Read the note: it names the file and the source's answer.",
         SettledRegionKept: "The class names another storage class than the one the order's volumes were made on. A volume does not move, so the standing one is kept; nothing stalls." => "To move the order, delete its StatefulSet and the claims behind it; the model is then downloaded again.",
-        WorkloadRebuilding: "The new plan gives the copies another placement or a larger volume, so they are raised anew." => "",
+        WorkloadRebuilding: "The new plan gives the copies another placement or a larger volume, so they are taken down and raised anew; the note says which." => "",
         ReplicasHeldOnPreviousRuntime: "The platform ships a newer runtime release; the copies that serve were kept on theirs." => "Edit the order to move all copies, or delete a copy to move that one.",
+        ClassChangeHeld: "The class was edited in a way that would restart the copies; they were kept as they are." => "Edit the order to move it to the class's new policy.",
+        ReplicasMoving: "The order was edited, and its copies are moved to the new description as the class asks." => "",
+        MoveStopped: "A copy of the new description does not get ready, so no further copy is taken down." => "Read the note, then edit the order.",
+        ReplicasMoved: "All copies came up on the current description." => "",
         OrderRefused: "The order cannot be served as it stands; the note says why." => "Look at the order's conditions.",
         OrderReady: "The endpoint answers for the model." => "",
     }
@@ -36,7 +40,7 @@ impl OrderEvent {
     pub const fn is_warning(self) -> bool {
         matches!(
             self,
-            Self::DownloadFailed | Self::SettledRegionKept | Self::OrderRefused
+            Self::DownloadFailed | Self::SettledRegionKept | Self::MoveStopped | Self::OrderRefused
         )
     }
 }

@@ -44,9 +44,9 @@ documented! {
         RuntimeCurrent: "All copies serve by the current description, on the shipped release." => "",
         WorkloadNotCreated: "There are no copies yet." => "Look at the condition Planned.",
         ReplicasHeldOnPreviousRuntime: "The platform ships a newer runtime release than the one some copies serve on; they were kept, because a move reloads the model." => "Edit the order to move all copies, or delete a copy to move that one.",
-        WorkloadRebuilding: "The new plan gives the copies another placement or a larger volume, so they cannot be kept and are raised anew." => "Wait; the order returns by itself.",
+        WorkloadRebuilding: "The new plan gives the copies another placement or a larger volume, so they cannot be kept: they are taken down with their volumes and raised anew, and the model is downloaded again." => "Wait; the order returns by itself. The message says what is still waited for.",
         ReplicasMoving: "Copies are being moved to the current description, as the class asks." => "Wait; the message counts them.",
-        MoveStopped: "The first copy of the new description did not get ready, so no further copy was taken down." => "Look at the copy that the message names, then edit the order.",
+        MoveStopped: "A copy of the new description does not get ready, or the edited order cannot be followed, so no further copy is taken down." => "Look at the copy or the condition that the message names, then edit the order.",
         ClassChangeHeld: "The class was edited in a way that would restart the copies; they were kept." => "Edit the order to move it to the class's new policy.",
 
         // WorkloadReady.
@@ -60,6 +60,7 @@ documented! {
         InsufficientStorage: "The volume is too small for the model." => "Ask the administrator for a larger volume; the message names both sizes.",
         ReplicasStarting: "Copies are being scheduled, started or loading the model." => "Wait; the message names what each waits for.",
         ReplicasUnschedulable: "The scheduler finds no node for a copy." => "Read the scheduler's words in the message.",
+        ContainerNotStarted: "A container of a copy cannot be started: its image cannot be pulled, or it needs a Secret that is not there. The kubelet tries again." => "Read the kubelet's words in the message.",
         RuntimeCrashing: "The runtime of a copy ends by itself." => "Read the exit code and the last lines in the message.",
         ReplicasNotReady: "Copies that served do not answer." => "Read the message: it names the copy.",
         ScaleUpBlocked: "The order serves but cannot grow: the capacity that growth needs is taken." => "Wait until capacity is freed, or ask for more.",

@@ -3,6 +3,7 @@
 use super::build::Decision;
 use super::copies::{self, Copy};
 use super::dereference::{Seen, is_owned};
+use super::rebuild;
 use super::{Context, Error, Refusal};
 use crate::FIELD_MANAGER;
 use crate::render;
@@ -57,8 +58,13 @@ pub async fn apply(
         return Ok(applied);
     };
     let namespace = order.namespace().unwrap_or_default();
-    if decision.rebuild {
-        remove_workload(order, seen, cx).await?;
+    if decision.rebuild.is_some() {
+        // Said first, so that whoever goes on after a restart knows what was begun.
+        if rebuild::is_announced(order) {
+            remove_workload(order, seen, cx).await?;
+            applied.statefulset = None;
+            applied.copies.clear();
+        }
         return Ok(applied);
     }
     let wrote = async {
@@ -69,10 +75,15 @@ pub async fn apply(
             .find(|t| t.name_any() == objects.template.name_any());
         ensure(cx, order, &objects.template, template.map(|t| &**t)).await?;
         ensure(cx, order, &objects.service, seen.service.as_deref()).await?;
-        ensure(cx, order, &objects.statefulset, seen.statefulset.as_deref()).await
+        if !decision.leftovers.is_empty() {
+            return Ok(None);
+        }
+        ensure(cx, order, &objects.statefulset, seen.statefulset.as_deref())
+            .await
+            .map(Some)
     };
     match wrote.await {
-        Ok(statefulset) => applied.statefulset = Some(statefulset),
+        Ok(statefulset) => applied.statefulset = statefulset,
         Err(Failure::Refused(refusal)) => {
             applied.refused = Some(*refusal);
             return Ok(applied);
@@ -80,17 +91,16 @@ pub async fn apply(
         Err(Failure::Error(error)) => return Err(error),
     }
     let pods: Api<Pod> = Api::namespaced(cx.client.clone(), &namespace);
-    for name in &decision.moved {
-        let uid = seen
-            .pods
-            .iter()
-            .find(|p| p.name_any() == *name)
-            .and_then(|p| p.uid());
-        delete(&pods, name, uid).await?;
+    for copy in &decision.copies {
+        if !decision.step.moved.contains(&copy.name) {
+            continue;
+        }
+        delete(&pods, &copy.name, Some(copy.uid.clone())).await?;
+        cx.remember_ending(order, &copy.uid);
         info!(
             namespace,
             order = order.name_any(),
-            pod = name,
+            pod = copy.name,
             "Moving a copy to the current description."
         );
     }
@@ -321,7 +331,13 @@ async fn remove_old_templates(
     let Some(objects) = &decision.objects else {
         return Ok(());
     };
-    let current = objects.template.name_any();
+    let pod = objects.statefulset.spec.template.spec.as_ref();
+    let claims = pod.and_then(|p| p.resource_claims.as_ref());
+    let current: Vec<&str> = claims
+        .into_iter()
+        .flatten()
+        .filter_map(|c| c.resource_claim_template_name.as_deref())
+        .collect();
     let used = |name: &str| {
         seen.pods
             .iter()
@@ -332,7 +348,7 @@ async fn remove_old_templates(
         Api::namespaced(cx.client.clone(), &order.namespace().unwrap_or_default());
     for template in &seen.templates {
         let name = template.name_any();
-        if name != current && is_owned(order, &**template) && !used(&name) {
+        if !current.contains(&name.as_str()) && is_owned(order, &**template) && !used(&name) {
             delete(&api, &name, template.uid()).await?;
         }
     }

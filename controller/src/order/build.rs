@@ -1,22 +1,25 @@
 //! Decisions, and the objects that follow from them. Pure but for what the
 //! context holds as values (recipes, settings).
 
-use super::copies::{self, Copy, Current};
+use super::copies::{self, Copy};
 use super::dereference::{Seen, is_owned};
-use super::settled::{SETTLED, Settled, same_placement};
+use super::moves::{self, Step, Wanted};
+use super::rebuild;
+use super::settle::{self, Ask, Inputs, Settlement, Terms, settle};
+use super::settled::{SETTLED, Settled, Stage, VERSION, stripped};
 use super::{Context, Refusal, validate};
 use crate::model::ModelFacts;
 use crate::recipe::{Recipe, memory};
 use crate::render::{self, Input, StandingVolume};
 use inference_api::{
-    Authentication, EndpointType, InferenceService, InferenceServiceClass, OrderCondition as C,
-    OrderReason as R,
+    EndpointType, InferenceService, InferenceServiceClass, OrderCondition as C, OrderReason as R,
 };
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::{Resource, ResourceExt};
-use planner::{Demand, Outcome, Plan, Snapshot};
+use planner::{Demand, Plan};
+use std::time::Duration;
 
 /// What was decided for an order.
 #[derive(Default)]
@@ -35,22 +38,32 @@ pub struct Decision {
     pub plan: Option<Plan>,
     /// Whether the plan was made now, and not kept.
     pub replanned: bool,
+    /// Hash of the terms that copies are raised under; none where they are not known.
+    pub class_terms: Option<String>,
     /// What a change of the class would have done, had the copies not been kept.
     pub held: Option<String>,
+    /// Why the new release reaches no copy before the order is edited, if it is so.
+    pub too_small: Option<String>,
     /// What is to stand.
     pub objects: Option<Objects>,
     /// Copies as they are.
     pub copies: Vec<Copy>,
-    /// Copies to take down.
-    pub moved: Vec<String>,
+    /// How they are moved.
+    pub step: Step,
     /// Whether requests need the order's token.
     pub token: bool,
     /// Whether the class publishes outside the cluster, which this version does not.
     pub external: bool,
     /// StorageClass that the class names and the standing volume is not of.
     pub kept_in_spite_of: Option<String>,
-    /// Whether the workload must be removed first, since its volume is too small.
-    pub rebuild: bool,
+    /// Why the workload must be removed first; none where it stays.
+    pub rebuild: Option<String>,
+    /// What is left of an earlier workload, and waited for.
+    pub leftovers: Vec<String>,
+    /// How far the decision got.
+    pub stage: Option<Stage>,
+    /// When it was decided, in seconds of the epoch.
+    pub now: i64,
     /// Copies wanted.
     pub replicas: i32,
     /// Fewest and most copies that the class allows.
@@ -61,6 +74,21 @@ impl Decision {
     /// What is in the way.
     pub fn refusal(&self) -> Option<&Refusal> {
         self.stopped.as_ref()
+    }
+
+    /// When to look again, though nothing happens: a move may wait no longer then, or
+    /// have to be reported as stopped.
+    pub fn again(&self) -> Option<Duration> {
+        let waited = self
+            .copies
+            .iter()
+            .filter(|c| self.step.waits_for.contains(&c.name));
+        waited
+            .filter_map(|c| c.judged_in(self.now))
+            .chain(self.step.again)
+            .min()
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .map(Duration::from_secs)
     }
 
     fn stop(mut self, refusal: Refusal) -> Self {
@@ -79,15 +107,13 @@ pub struct Objects {
     pub service: Service,
 }
 
-/// Decides what is to stand for the order.
-pub fn decide(order: &InferenceService, seen: &Seen, cx: &Context) -> Decision {
+/// Decides what is to stand for the order, at `now` (seconds of the epoch).
+pub fn decide(order: &InferenceService, seen: &Seen, cx: &Context, now: i64) -> Decision {
+    let settled = seen.settled.as_ref();
     let mut decision = Decision {
-        copies: seen
-            .pods
-            .iter()
-            .filter(|p| is_of_workload(order, seen, p))
-            .map(|p| copies::read(p))
-            .collect(),
+        copies: copies_of(order, seen, cx),
+        stage: settled.map(|s| s.stage),
+        now,
         ..Decision::default()
     };
     let class = match validate::class(order, seen.class.as_ref()) {
@@ -96,11 +122,12 @@ pub fn decide(order: &InferenceService, seen: &Seen, cx: &Context) -> Decision {
     };
     decision.class = Some((class.name_any(), class.meta().generation));
     let exposure = &class.spec.exposure_policy;
-    decision.token = exposure.authentication == Authentication::Token;
     decision.external = exposure.type_ == inference_api::ExposureType::External;
     let scaling = class.spec.scaling();
     decision.replicas = scaling.min_replicas;
     decision.bounds = Some((scaling.min_replicas, scaling.max_replicas));
+    decision.kept_in_spite_of = standing_volume(order, seen)
+        .and_then(|v| diverges(class.spec.model_storage_class_name.as_deref(), &v));
     let facts = match &seen.facts {
         Some(Ok(facts)) => facts.clone(),
         Some(Err(refusal)) => return decision.stop(refusal.clone()),
@@ -118,13 +145,16 @@ pub fn decide(order: &InferenceService, seen: &Seen, cx: &Context) -> Decision {
         Ok(contract) => contract,
         Err(refusal) => return decision.stop(refusal),
     };
-    decision.contract = Some(contract);
-    let (recipe, why) = match cx.recipes.choose(facts.format, contract) {
+    let (terms, held) = Terms::of(&class.spec, contract).in_force(order, settled, &decision.copies);
+    decision.contract = Some(terms.contract);
+    decision.token = terms.token;
+    decision.class_terms = Some(terms.hash.clone());
+    decision.held = held;
+    let (recipe, why) = match cx.recipes.choose(facts.format, terms.contract) {
         Ok(choice) => (choice.recipe.clone(), choice.reason),
         Err(why) => return decision.stop(Refusal::new(C::Planned, R::NoRecipe, why)),
     };
     decision.recipe = Some((recipe.clone(), why));
-    let demand = validate::demand(order, &class.spec, &recipe, &facts);
     if !cx.device_api {
         return decision.stop(Refusal::new(
             C::Planned,
@@ -132,187 +162,175 @@ pub fn decide(order: &InferenceService, seen: &Seen, cx: &Context) -> Decision {
             "the cluster does not serve resource.k8s.io/v1; it must be Kubernetes 1.34 or later",
         ));
     }
-    let settlement = settle(
+    let demand = validate::demand(order, &class.spec, &recipe, &facts);
+    let settlement = settle(&Ask {
         order,
-        &demand,
-        seen.settled.as_ref(),
-        &decision.copies,
-        &seen.snapshot,
-    );
+        demand: &demand,
+        inputs: &Inputs::of(&demand, &terms, &recipe, &facts),
+        settled,
+        held: decision.held.is_some(),
+        copies: &decision.copies,
+        replicas: decision.replicas,
+        snapshot: &seen.snapshot,
+    });
     decision.replanned = settlement.replanned;
-    decision.held = settlement.held;
-    decision.stopped = settlement.refusal;
-    let Some(plan) = settlement.plan else {
+    decision.stopped.clone_from(&settlement.refusal);
+    let Some(plan) = settlement.plan.clone() else {
         return decision;
     };
     decision.plan = Some(plan.clone());
-    construct(
-        order,
+    let made = Made {
         class,
-        &facts,
-        &recipe,
-        contract,
-        plan,
-        settlement.inputs,
-        seen,
-        cx,
-        decision,
-    )
+        facts: &facts,
+        recipe: &recipe,
+        terms: &terms,
+        demand: &demand,
+        plan: &plan,
+        settlement: &settlement,
+    };
+    construct(order, seen, cx, &made, decision)
 }
 
 /// Pods carry the order's labels; only those that the order's StatefulSet made count.
-fn is_of_workload(
-    order: &InferenceService,
-    seen: &Seen,
-    pod: &k8s_openapi::api::core::v1::Pod,
-) -> bool {
+/// One whose deletion was asked for is on its way out, though the watch may tell of it
+/// later.
+fn copies_of(order: &InferenceService, seen: &Seen, cx: &Context) -> Vec<Copy> {
     let owned = seen.statefulset.as_deref().filter(|s| is_owned(order, *s));
-    owned.is_some_and(|s| {
-        pod.metadata
-            .owner_references
-            .iter()
-            .flatten()
-            .any(|o| Some(&o.uid) == s.metadata.uid.as_ref())
-    })
-}
-
-/// How the plan was come by.
-#[derive(Debug, Default)]
-pub struct Settlement {
-    /// The plan in force.
-    pub plan: Option<Plan>,
-    /// Hash of the inputs that it stands on, and the generation.
-    pub inputs: (String, i64),
-    /// Whether it was made now.
-    pub replanned: bool,
-    /// Why a change was not followed.
-    pub held: Option<String>,
-    /// Why there is no room, though the plan in force may be an older one.
-    pub refusal: Option<Refusal>,
-}
-
-/// Keeps the settled plan, or makes one.
-///
-/// Kept: while its inputs are the same and each copy found a node. Made anew: for
-/// a new order, after an edit, when copies found no node on it, or when the
-/// inputs changed and nobody is served. A class that changed under serving copies
-/// changes nothing until the order is edited.
-pub fn settle(
-    order: &InferenceService,
-    demand: &Demand,
-    settled: Option<&Settled>,
-    copies: &[Copy],
-    snapshot: &Snapshot,
-) -> Settlement {
-    let inputs = validate::inputs(demand);
-    let generation = order.meta().generation.unwrap_or_default();
-    if let Some(settled) = settled {
-        let serving = copies.iter().any(|c| c.ready);
-        let stranded = copies.iter().any(|c| {
-            !c.ending && !c.scheduled && matches!(c.problem, Some((R::ReplicasUnschedulable, _)))
-        });
-        let kept = |generation| Settlement {
-            plan: Some(settled.plan.clone()),
-            inputs: (settled.inputs.clone(), generation),
-            ..Settlement::default()
-        };
-        if settled.inputs == inputs {
-            if !stranded {
-                return kept(generation);
-            }
-        } else if settled.generation == generation && serving {
-            return Settlement {
-                held: Some("the class or the runtime's demand changed in a way that would restart the copies; edit the order to move it".into()),
-                ..kept(settled.generation)
-            };
-        }
-    }
-    let fallback = settled
-        .filter(|s| s.inputs == inputs)
-        .map(|s| s.plan.clone());
-    let refuse = |reason, explanation: &planner::Explanation| Settlement {
-        plan: fallback.clone(),
-        inputs: (inputs.clone(), generation),
-        refusal: Some(Refusal::new(C::Planned, reason, explanation.to_string())),
-        ..Settlement::default()
+    let Some(uid) = owned.and_then(|s| s.metadata.uid.as_ref()) else {
+        return Vec::new();
     };
-    match planner::plan(snapshot, demand) {
-        Outcome::Planned(plan) => {
-            let plan = match fallback {
-                // The same devices in the same way: nothing about the copies changes.
-                Some(standing) if same_placement(&standing, &plan) => standing,
-                _ => *plan,
-            };
-            Settlement {
-                plan: Some(plan),
-                inputs: (inputs, generation),
-                replanned: true,
-                ..Settlement::default()
-            }
-        }
-        Outcome::Exhausted(e) => refuse(R::ResourceClaimExhausted, &e),
-        Outcome::Undecidable(e) => refuse(R::PlacementUndecidable, &e),
-        Outcome::NoDeviceClass(e) => refuse(R::NoDeviceClass, &e),
-    }
+    let made = seen
+        .pods
+        .iter()
+        .filter(|p| p.owner_references().iter().any(|o| o.uid == *uid));
+    let mut copies: Vec<Copy> = made.map(|p| copies::read(p)).collect();
+    cx.mark_ending(order, &mut copies);
+    copies
 }
 
-#[allow(clippy::too_many_arguments)]
+fn standing_volume(order: &InferenceService, seen: &Seen) -> Option<StandingVolume> {
+    let owned = seen
+        .statefulset
+        .as_deref()
+        .filter(|s| is_owned(order, *s))?;
+    StandingVolume::of(owned)
+}
+
+/// The StorageClass that the class names, where the standing volume is of another
+/// . With none named, any standing one is as good as the cluster's default.
+fn diverges(wanted: Option<&str>, volume: &StandingVolume) -> Option<String> {
+    wanted
+        .filter(|w| Some(*w) != volume.storage_class.as_deref())
+        .map(str::to_owned)
+}
+
+/// What was found out on the way to the objects.
+struct Made<'a> {
+    class: &'a InferenceServiceClass,
+    facts: &'a ModelFacts,
+    recipe: &'a Recipe,
+    terms: &'a Terms,
+    demand: &'a Demand,
+    plan: &'a Plan,
+    settlement: &'a Settlement,
+}
+
 fn construct(
     order: &InferenceService,
-    class: &InferenceServiceClass,
-    facts: &ModelFacts,
-    recipe: &Recipe,
-    contract: EndpointType,
-    plan: Plan,
-    (inputs, generation): (String, i64),
     seen: &Seen,
     cx: &Context,
+    made: &Made<'_>,
     mut decision: Decision,
 ) -> Decision {
-    let input = Input {
+    let Made {
+        class,
+        facts,
+        recipe,
+        terms,
+        demand,
+        plan,
+        settlement,
+    } = *made;
+    let settled = seen.settled.as_ref();
+    let volume = standing_volume(order, seen);
+    let needed = memory::volume(recipe, facts);
+    if settlement.follows {
+        decision.rebuild = rebuild::reason(
+            settled.map(|s| &s.plan),
+            plan,
+            settlement.moved,
+            volume.as_ref(),
+            needed,
+        );
+    } else if settled.is_some() && !settlement.replanned {
+        let bytes = volume.as_ref().and_then(StandingVolume::bytes);
+        decision.too_small = settle::too_small(plan, recipe, facts, bytes);
+    }
+    decision.leftovers = rebuild::leftovers(
+        order,
+        seen.statefulset.as_deref(),
+        &seen.pods,
+        &seen.volumes,
+        needed,
+    );
+    let mut input = Input {
         order,
         facts,
         recipe,
-        contract,
-        plan: &plan,
+        contract: terms.contract,
+        class_terms: &terms.hash,
+        plan,
         replicas: decision.replicas,
-        token: decision.token,
+        token: terms.token,
         storage_class: class.spec.model_storage_class_name.as_deref(),
         installation: &cx.settings.installation,
     };
-    let standing = seen
-        .statefulset
-        .as_deref()
-        .filter(|s| is_owned(order, *s))
-        .and_then(StandingVolume::of);
-    if let Some(volume) = &standing {
-        let needed = memory::volume(recipe, facts);
-        decision.rebuild = volume.bytes().is_some_and(|have| have < needed);
-        let wanted = input.storage_class.map(str::to_owned);
-        // With no class named, any standing one is as good as the cluster's default.
-        decision.kept_in_spite_of = wanted.filter(|w| Some(w) != volume.storage_class.as_ref());
-    }
     let template = render::claim_template(&input);
     let name = template.name_any();
-    let mut statefulset = render::statefulset(&input, &name, standing.as_ref());
-    let settled = Settled::new(inputs, generation, &plan, facts);
+    if decision.rebuild.is_none() {
+        let wanted = Wanted {
+            generation: order.meta().generation.unwrap_or_default(),
+            class_terms: &terms.hash,
+            claim_template: &name,
+            strategy: class.spec.update_policy.strategy,
+            replicas: decision.replicas,
+        };
+        decision.step = moves::step(
+            &decision.copies,
+            &wanted,
+            settled.and_then(|s| s.roll.as_ref()),
+            || settle::fit(&seen.snapshot, demand, plan, wanted.replicas),
+            decision.now,
+        );
+        input.replicas = decision.step.replicas;
+    }
+    let stage = stage(order, settled, &decision.copies);
+    decision.stage = Some(stage);
+    let mut statefulset = render::statefulset(&input, &name, volume.as_ref());
+    if decision.too_small.is_some()
+        && let Some(standing) = &seen.statefulset
+    {
+        // Another release does not fit where the copies are: one that is raised anew
+        // comes up as the others are.
+        statefulset.spec.template = standing.spec.template.clone();
+    }
+    let record = Settled {
+        version: VERSION,
+        inputs: settlement.inputs.whole.clone(),
+        parts: Some(settlement.inputs.parts.clone()),
+        generation: order.meta().generation.unwrap_or_default(),
+        contract: Some(terms.contract),
+        token: Some(terms.token),
+        stage,
+        roll: decision.step.roll.clone(),
+        plan: stripped(plan),
+        facts: facts.clone(),
+    };
     statefulset
         .metadata
         .annotations
         .get_or_insert_default()
-        .insert(SETTLED.to_owned(), settled.to_json());
-    if !decision.rebuild {
-        let strategy = class.spec.update_policy.strategy;
-        let generation = order.meta().generation.unwrap_or_default();
-        decision.moved = copies::to_move(
-            &decision.copies,
-            Current {
-                generation,
-                claim_template: &name,
-                strategy,
-            },
-        );
-    }
+        .insert(SETTLED.to_owned(), record.to_json());
     decision.objects = Some(Objects {
         template,
         statefulset,
@@ -321,6 +339,13 @@ fn construct(
     decision
 }
 
-#[cfg(test)]
-#[path = "build_tests.rs"]
-mod tests;
+fn stage(order: &InferenceService, settled: Option<&Settled>, copies: &[Copy]) -> Stage {
+    if copies.iter().any(|c| c.ready && !c.ending) {
+        return Stage::Serving;
+    }
+    match settled {
+        Some(settled) => settled.stage,
+        None if rebuild::is_announced(order) => Stage::Rebuilding,
+        None => Stage::New,
+    }
+}

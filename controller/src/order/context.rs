@@ -1,6 +1,7 @@
 //! What every reconcile shares: clients, stores, settings, memories.
 
 use super::Refusal;
+use super::copies::Copy;
 use crate::metrics::Metrics;
 use crate::model::{Hub, ModelFacts, ModelRequest};
 use crate::recipe::RecipeBook;
@@ -8,7 +9,7 @@ use crate::render::Installation;
 use crate::view;
 use inference_api::{InferenceService, InferenceServiceClass};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
@@ -17,7 +18,7 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::Store;
 use kube::{Client, Resource, ResourceExt};
 use planner::Snapshot;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -58,6 +59,8 @@ pub struct Stores {
     pub services: Store<Service>,
     /// Pods of orders.
     pub pods: Store<Pod>,
+    /// Claims of volumes that were made for orders.
+    pub volumes: Store<PersistentVolumeClaim>,
     /// Claim templates that were made for orders.
     pub templates: Store<ResourceClaimTemplate>,
 }
@@ -98,8 +101,11 @@ pub(crate) struct Memory {
     facts: HashMap<FactsKey, ModelFacts>,
     attempts: HashMap<String, u32>,
     snapshot: Option<(u64, Arc<Snapshot>)>,
+    /// UIDs of copies whose deletion was asked for, by order. The watch tells of it
+    /// later, and until then another copy must not be taken for the same reason.
+    ending: HashMap<String, HashSet<String>>,
     /// Orders whose token Secret was seen to.
-    pub(crate) tokens: std::collections::HashSet<String>,
+    pub(crate) tokens: HashSet<String>,
 }
 
 impl Context {
@@ -136,6 +142,33 @@ impl Context {
         ));
         self.remembered().snapshot = Some((version, snapshot.clone()));
         snapshot
+    }
+
+    /// A copy's deletion was asked for.
+    pub(crate) fn remember_ending(&self, order: &InferenceService, copy: &str) {
+        let uid = order.uid().unwrap_or_default();
+        let mut memory = self.remembered();
+        memory
+            .ending
+            .entry(uid)
+            .or_default()
+            .insert(copy.to_owned());
+    }
+
+    /// Marks copies whose deletion was asked for, and forgets those that are gone.
+    pub(crate) fn mark_ending(&self, order: &InferenceService, copies: &mut [Copy]) {
+        let uid = order.uid().unwrap_or_default();
+        let mut memory = self.remembered();
+        let Some(asked) = memory.ending.get_mut(&uid) else {
+            return;
+        };
+        asked.retain(|a| copies.iter().any(|c| c.uid == *a));
+        for copy in copies.iter_mut() {
+            copy.ending |= asked.contains(&copy.uid);
+        }
+        if asked.is_empty() {
+            memory.ending.remove(&uid);
+        }
     }
 
     /// The pause before the next attempt for this object, longer each time.

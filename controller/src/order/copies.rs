@@ -1,20 +1,32 @@
-//! The copies, read from their pods: what each waits for, and which are moved.
-//! Pure.
+//! The copies, read from their pods: what each was raised with, and what it waits
+//! for. Pure. Which of them are moved is decided in [`super::moves`].
 
-use crate::render::{FETCH_CONTAINER, ORDER_GENERATION, RUNTIME_CONTAINER};
+use crate::recipe::Limits;
+use crate::render::{
+    CLASS_TERMS, CONTEXT_TOKENS, FETCH_CONTAINER, ORDER_GENERATION, RUNTIME_CONTAINER, SEQUENCES,
+};
+use inference_api::OrderReason as R;
 use inference_api::names::RELEASE_LABEL;
-use inference_api::{OrderReason as R, UpdateStrategy};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt;
 
 /// Longest piece of a runtime's last words in a status.
 const LAST_WORDS: usize = 400;
 
+/// Seconds that a copy may stay in one state that nothing else bounds (waiting for
+/// the scheduler, being prepared on its node, running without an answer), before a
+/// move counts as stopped by it. A start has the kubelet's probe, a download its own.
+pub const STALLED_AFTER: i64 = 600;
+
 /// One copy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copy {
     /// Its pod's name.
     pub name: String,
+    /// Its pod's UID.
+    pub uid: String,
+    /// Its number among the copies.
+    pub ordinal: i32,
     /// Whether it answers.
     pub ready: bool,
     /// Whether it is on its way out.
@@ -25,6 +37,10 @@ pub struct Copy {
     pub release: String,
     /// Generation of the order that its description was made from.
     pub generation: i64,
+    /// Terms of the class that it was raised under; none where it is older than the record.
+    pub class_terms: Option<String>,
+    /// What it accepts; none where it is older than the record.
+    pub limits: Option<Limits>,
     /// Claim template that it was raised with.
     pub claim_template: Option<String>,
     /// Address of its running download.
@@ -33,6 +49,38 @@ pub struct Copy {
     pub secret_missing: bool,
     /// Why it is not ready.
     pub problem: Option<(R, String)>,
+    /// Since when (seconds of the epoch) it is in a state that nothing else bounds.
+    pub idle_since: Option<i64>,
+}
+
+impl Copy {
+    /// Why waiting alone will not make it ready, as far as one can tell at `now`.
+    pub fn stuck(&self, now: i64) -> Option<String> {
+        let (reason, words) = self.problem.as_ref()?;
+        let stalled = self.idle_since.is_some_and(|t| now - t >= STALLED_AFTER);
+        match reason {
+            R::RuntimeCrashing
+            | R::DownloadFailed
+            | R::InsufficientStorage
+            | R::AccessDenied
+            | R::ModelFilesInvalid
+            | R::ModelSourceNotFound
+            | R::VolumePending
+            | R::ReplicasUnschedulable
+            | R::ContainerNotStarted => Some(words.clone()),
+            _ if stalled => Some(format!(
+                "{words}, for {} minutes and more",
+                STALLED_AFTER / 60
+            )),
+            _ => None,
+        }
+    }
+
+    /// In how many seconds [`Copy::stuck`] may answer otherwise, though nothing happens.
+    pub fn judged_in(&self, now: i64) -> Option<i64> {
+        let left = self.idle_since? + STALLED_AFTER - now;
+        (left > 0).then_some(left)
+    }
 }
 
 /// Reads a pod.
@@ -50,8 +98,11 @@ pub fn read(pod: &Pod) -> Copy {
         .spec
         .iter()
         .flat_map(|s| s.resource_claims.iter().flatten());
+    let number = |key: &str| pod.annotations().get(key).and_then(|n| n.parse().ok());
     let mut copy = Copy {
         name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        ordinal: ordinal(&pod.name_any()),
         ready: condition("Ready").is_some_and(|c| c.status == "True"),
         ending: pod.metadata.deletion_timestamp.is_some(),
         scheduled: pod.spec.as_ref().is_some_and(|s| s.node_name.is_some()),
@@ -61,6 +112,13 @@ pub fn read(pod: &Pod) -> Copy {
             .get(ORDER_GENERATION)
             .and_then(|g| g.parse().ok())
             .unwrap_or_default(),
+        class_terms: pod.annotations().get(CLASS_TERMS).cloned(),
+        limits: number(CONTEXT_TOKENS)
+            .zip(number(SEQUENCES))
+            .map(|(context, sequences)| Limits {
+                context,
+                sequences: u32::try_from(sequences).unwrap_or(u32::MAX),
+            }),
         claim_template: claims
             .filter_map(|c| c.resource_claim_template_name.clone())
             .next(),
@@ -73,11 +131,34 @@ pub fn read(pod: &Pod) -> Copy {
             })
         }),
         problem: None,
+        idle_since: None,
     };
     if !copy.ready {
-        copy.problem = Some(problem(&copy, condition("PodScheduled"), init, runtime));
+        let found = problem(&copy, condition("PodScheduled"), init, runtime.clone());
+        let loading = runtime.is_some_and(|c| is_running(&c) && c.started != Some(true));
+        if matches!(found.0, R::ReplicasStarting | R::ReplicasNotReady) && !loading {
+            copy.idle_since = last_change(pod, &conditions);
+        }
+        copy.problem = Some(found);
     }
     copy
+}
+
+/// The number at the end of a StatefulSet's pod.
+fn ordinal(name: &str) -> i32 {
+    name.rsplit_once('-')
+        .and_then(|(_, n)| n.parse().ok())
+        .unwrap_or_default()
+}
+
+/// When a pod's conditions last changed; when it was made, where none did.
+fn last_change(pod: &Pod, conditions: &[PodCondition]) -> Option<i64> {
+    conditions
+        .iter()
+        .filter_map(|c| c.last_transition_time.as_ref())
+        .chain(&pod.metadata.creation_timestamp)
+        .map(|t| t.0.as_second())
+        .max()
 }
 
 fn is_running(c: &ContainerStatus) -> bool {
@@ -179,7 +260,7 @@ fn problem(
         );
     }
     if let Some((reason, words)) = waiting(&c) {
-        return (R::ReplicasStarting, waiting_words(name, &reason, &words));
+        return waits(name, &reason, &words);
     }
     if c.ready {
         return (
@@ -196,13 +277,21 @@ fn problem(
     (R::ReplicasStarting, format!("{name} is loading the model"))
 }
 
-fn waiting_words(name: &str, reason: &str, words: &str) -> String {
-    match (reason, words) {
-        ("PodInitializing" | "ContainerCreating" | "", "") => {
+/// What a container that was never started waits for. What the kubelet says beside
+/// its two words for the usual course is a refusal: no image, no Secret.
+fn waits(name: &str, reason: &str, words: &str) -> (R, String) {
+    let usual = matches!(reason, "PodInitializing" | "ContainerCreating" | "");
+    let text = match (reason, words) {
+        (_, "") if usual => {
             format!("{name}: its devices and volumes are being prepared on its node")
         }
         (reason, "") => format!("{name}: {reason}"),
         (reason, words) => format!("{name}: {reason}: {}", tail(words)),
+    };
+    if usual {
+        (R::ReplicasStarting, text)
+    } else {
+        (R::ContainerNotStarted, text)
     }
 }
 
@@ -229,61 +318,7 @@ fn fetch_problem(name: &str, c: &ContainerStatus) -> (R, String) {
         );
     }
     let (reason, words) = waiting(c).unwrap_or_default();
-    (R::ReplicasStarting, waiting_words(name, &reason, &words))
-}
-
-/// What a copy is compared with.
-#[derive(Clone, Copy, Debug)]
-pub struct Current<'a> {
-    /// Generation of the order.
-    pub generation: i64,
-    /// Claim template that copies are raised with now.
-    pub claim_template: &'a str,
-    /// How the class moves copies.
-    pub strategy: UpdateStrategy,
-}
-
-/// Copies to take down now, so that they come up on the current description.
-///
-/// A copy that found no node on an outdated claim template serves nobody and goes
-/// at once. After an edit, the copies of an older generation go as the class
-/// asks: one at a time while all others answer, so that a new
-/// description that does not get ready stops the move; or all at once.
-pub fn to_move(copies: &[Copy], current: Current<'_>) -> Vec<String> {
-    let live = || copies.iter().filter(|c| !c.ending);
-    let stranded = |c: &Copy| {
-        !c.scheduled
-            && c.claim_template
-                .as_deref()
-                .is_some_and(|t| t != current.claim_template)
-    };
-    let outdated = |c: &Copy| c.generation < current.generation;
-    let mut moved: Vec<String> = live()
-        .filter(|c| stranded(c))
-        .map(|c| c.name.clone())
-        .collect();
-    if current.strategy == UpdateStrategy::Recreate {
-        moved.extend(
-            live()
-                .filter(|c| outdated(c) && !stranded(c))
-                .map(|c| c.name.clone()),
-        );
-        return moved;
-    }
-    // Outdated and not answering: nobody loses by its going.
-    let idle: Vec<String> = live()
-        .filter(|c| outdated(c) && !c.ready && !stranded(c))
-        .map(|c| c.name.clone())
-        .collect();
-    let waits_for_others = copies
-        .iter()
-        .any(|c| c.ending || (!c.ready && !outdated(c)));
-    if !idle.is_empty() {
-        moved.extend(idle);
-    } else if !waits_for_others && moved.is_empty() {
-        moved.extend(live().filter(|c| outdated(c)).map(|c| c.name.clone()).max());
-    }
-    moved
+    waits(name, &reason, &words)
 }
 
 #[cfg(test)]

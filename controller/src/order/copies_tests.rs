@@ -21,7 +21,7 @@ status: {status}
 }
 
 #[test]
-fn a_copy_carries_its_own_release_and_generation() {
+fn a_copy_carries_its_own_release_and_generation_a_116() {
     let copy = read(&pod("{conditions: [{type: Ready, status: 'True'}]}"));
     assert!(copy.ready && copy.problem.is_none());
     assert_eq!(
@@ -72,7 +72,7 @@ fn a_copy_carries_its_own_release_and_generation() {
 )]
 #[case::image(
     "{initContainerStatuses: [{name: fetch, ready: false, restartCount: 0, image: i, imageID: i, state: {waiting: {reason: ImagePullBackOff, message: no such image}}}]}",
-    R::ReplicasStarting,
+    R::ContainerNotStarted,
     "ImagePullBackOff: no such image"
 )]
 #[case::preparing("{phase: Pending}", R::ReplicasStarting, "being prepared")]
@@ -107,91 +107,63 @@ fn the_schedulers_words_reach_the_order() {
     );
 }
 
-fn copy(name: &str, generation: i64, ready: bool) -> Copy {
-    Copy {
-        name: name.into(),
-        ready,
-        ending: false,
-        scheduled: true,
-        release: "r1".into(),
-        generation,
-        claim_template: Some("t".into()),
-        downloading_at: None,
-        secret_missing: false,
-        problem: None,
-    }
+#[test]
+fn a_copy_carries_the_limits_that_it_was_raised_with_a_114() {
+    let mut pod = pod("{}");
+    assert_eq!(read(&pod).limits, None, "a copy of an earlier version");
+    let notes = pod.metadata.annotations.as_mut().unwrap();
+    notes.insert(CONTEXT_TOKENS.into(), "4096".into());
+    notes.insert(SEQUENCES.into(), "4".into());
+    let limits = read(&pod).limits.unwrap();
+    assert_eq!((limits.context, limits.sequences), (4096, 4));
 }
 
-fn moved(copies: &[Copy], strategy: UpdateStrategy) -> Vec<String> {
-    to_move(
-        copies,
-        Current {
-            generation: 2,
-            claim_template: "t",
-            strategy,
-        },
-    )
+#[rstest]
+#[case("chat-0", 0)]
+#[case("chat-10", 10)]
+#[case("gpt-4-2", 2)]
+fn copies_are_numbered_and_not_sorted_by_their_letters(#[case] name: &str, #[case] number: i32) {
+    assert_eq!(ordinal(name), number);
+}
+
+const SCHEDULED_LONG_AGO: &str = "conditions: [{type: PodScheduled, status: 'True', lastTransitionTime: '1970-01-01T00:00:50Z'}]";
+
+#[rstest]
+#[case::preparing(&format!("{{{SCHEDULED_LONG_AGO}}}"), true)]
+#[case::loading_has_the_kubelets_probe(&format!("{{{SCHEDULED_LONG_AGO}, containerStatuses: [{{name: runtime, ready: false, started: false, restartCount: 0, image: i, imageID: i, state: {{running: {{}}}}}}]}}"), false)]
+#[case::silent(&format!("{{{SCHEDULED_LONG_AGO}, containerStatuses: [{{name: runtime, ready: false, started: true, restartCount: 0, image: i, imageID: i, state: {{running: {{}}}}}}]}}"), true)]
+#[case::downloading_tells_its_progress(&format!("{{{SCHEDULED_LONG_AGO}, initContainerStatuses: [{{name: fetch, ready: false, restartCount: 0, image: i, imageID: i, state: {{running: {{}}}}}}]}}"), false)]
+fn a_copy_that_hangs_is_stuck_after_a_time_a_118(#[case] status: &str, #[case] hangs: bool) {
+    let copy = read(&pod(status));
+    assert_eq!(copy.stuck(50 + STALLED_AFTER - 1), None);
+    assert_eq!(copy.stuck(50 + STALLED_AFTER).is_some(), hangs, "{copy:?}");
+    assert_eq!(copy.judged_in(60), hangs.then_some(STALLED_AFTER - 10));
+}
+
+#[rstest]
+#[case::no_image(
+    "{initContainerStatuses: [{name: fetch, ready: false, restartCount: 0, image: i, imageID: i, state: {waiting: {reason: ErrImagePull}}}]}"
+)]
+#[case::runtime_without_image(
+    "{initContainerStatuses: [{name: fetch, ready: true, restartCount: 0, image: i, imageID: i, state: {terminated: {exitCode: 0}}}], containerStatuses: [{name: runtime, ready: false, restartCount: 0, image: i, imageID: i, state: {waiting: {reason: ImagePullBackOff}}}]}"
+)]
+#[case::full_disk(
+    "{initContainerStatuses: [{name: fetch, ready: false, restartCount: 1, image: i, imageID: i, state: {terminated: {exitCode: 1, message: 'InsufficientStorage: full'}}}]}"
+)]
+#[case::crash(
+    "{containerStatuses: [{name: runtime, ready: false, restartCount: 1, image: i, imageID: i, state: {terminated: {exitCode: 2}}}]}"
+)]
+fn what_fails_is_stuck_at_once_a_118(#[case] status: &str) {
+    assert!(read(&pod(status)).stuck(0).is_some());
 }
 
 #[test]
-fn without_an_edit_no_copy_is_moved_whatever_its_release() {
-    let mut held = copy("o-0", 2, true);
-    held.release = "older".into();
-    assert!(
-        moved(&[held], UpdateStrategy::RollingUpdate).is_empty(),
-        "A-110"
+fn a_copy_without_a_volume_is_stuck_a_118() {
+    let mut pod = pod(
+        "{conditions: [{type: PodScheduled, status: 'False', reason: Unschedulable, message: 'pod has unbound immediate PersistentVolumeClaims'}]}",
     );
-}
-
-#[test]
-fn an_edit_moves_one_copy_at_a_time_and_stops_when_the_new_one_is_not_ready() {
-    let both_old = [copy("o-0", 1, true), copy("o-1", 1, true)];
-    assert_eq!(
-        moved(&both_old, UpdateStrategy::RollingUpdate),
-        ["o-1"],
-        "A-113"
-    );
-    let new_not_ready = [copy("o-0", 1, true), copy("o-1", 2, false)];
-    assert!(
-        moved(&new_not_ready, UpdateStrategy::RollingUpdate).is_empty(),
-        "A-118"
-    );
-    let new_ready = [copy("o-0", 1, true), copy("o-1", 2, true)];
-    assert_eq!(moved(&new_ready, UpdateStrategy::RollingUpdate), ["o-0"]);
-    let mut ending = both_old.clone();
-    ending[1].ending = true;
-    assert!(
-        moved(&ending, UpdateStrategy::RollingUpdate).is_empty(),
-        "one is on its way already"
-    );
-}
-
-#[test]
-fn an_outdated_copy_that_does_not_answer_goes_first() {
-    let copies = [copy("o-0", 1, false), copy("o-1", 1, true)];
-    assert_eq!(moved(&copies, UpdateStrategy::RollingUpdate), ["o-0"]);
-}
-
-#[test]
-fn recreate_takes_all_outdated_copies_at_once() {
-    let copies = [
-        copy("o-0", 1, true),
-        copy("o-1", 1, true),
-        copy("o-2", 2, true),
-    ];
-    assert_eq!(moved(&copies, UpdateStrategy::Recreate), ["o-0", "o-1"]);
-}
-
-#[test]
-fn a_copy_stranded_on_an_outdated_claim_template_goes_at_once() {
-    let mut stranded = copy("o-0", 2, false);
-    stranded.scheduled = false;
-    stranded.claim_template = Some("older".into());
-    assert_eq!(
-        moved(
-            &[stranded, copy("o-1", 2, true)],
-            UpdateStrategy::RollingUpdate
-        ),
-        ["o-0"]
-    );
+    pod.spec.as_mut().unwrap().node_name = None;
+    let copy = read(&pod);
+    assert_eq!(copy.problem.as_ref().unwrap().0, R::VolumePending);
+    assert!(copy.stuck(0).is_some());
 }

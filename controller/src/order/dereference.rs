@@ -13,7 +13,7 @@ use inference_api::{
     InferenceService, InferenceServiceClass, OrderCondition, OrderReason, TokenSecretReference,
 };
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt};
@@ -32,6 +32,8 @@ pub struct Seen {
     pub service: Option<Arc<Service>>,
     /// Its pods, by name.
     pub pods: Vec<Arc<Pod>>,
+    /// Claims of its copies' volumes.
+    pub volumes: Vec<Arc<PersistentVolumeClaim>>,
     /// Its claim templates.
     pub templates: Vec<Arc<ResourceClaimTemplate>>,
     /// What its workload stands on.
@@ -58,11 +60,14 @@ pub async fn dereference(order: &InferenceService, cx: &Context) -> Result<Seen,
     let statefulset = find(cx, &cx.stores.statefulsets, &namespace, &name).await?;
     let service = find(cx, &cx.stores.services, &namespace, &name).await?;
     let pods = pods(order, cx);
+    let mut volumes: Vec<Arc<PersistentVolumeClaim>> =
+        of_order(&cx.stores.volumes, &namespace, &name);
+    volumes.sort_by_key(|v| v.name_any());
     let templates = of_order(&cx.stores.templates, &namespace, &name);
     let settled = statefulset
         .as_deref()
         .filter(|s| is_owned(order, *s))
-        .and_then(Settled::of);
+        .and_then(|s| Settled::of(s, order.status.as_ref()));
     let facts = match validate::class(order, class.as_ref()) {
         Err(_) => None,
         Ok(_) => Some(match validate::model_request(order, cx.settings.catalog) {
@@ -75,6 +80,7 @@ pub async fn dereference(order: &InferenceService, cx: &Context) -> Result<Seen,
         statefulset,
         service,
         pods,
+        volumes,
         templates,
         settled,
         facts,

@@ -1,6 +1,5 @@
 //! Events of an order: each tells of one change between two statuses.
 
-use super::build::Decision;
 use super::{Context, Refusal};
 use inference_api::{
     InferenceService, InferenceServiceStatus, OrderCondition, OrderEvent, OrderReason,
@@ -13,7 +12,6 @@ use tracing::warn;
 pub fn between(
     old: &InferenceServiceStatus,
     new: &InferenceServiceStatus,
-    decision: &Decision,
     obstacle: Option<&Refusal>,
 ) -> Vec<(OrderEvent, String)> {
     let mut events = Vec::new();
@@ -118,20 +116,34 @@ pub fn between(
             format!("the endpoint answers at {address}"),
         ));
     }
-    let held = OrderReason::ReplicasHeldOnPreviousRuntime.as_str();
-    if let Some(c) = OrderCondition::RuntimeCurrent.find(&new.conditions)
-        && c.reason == held
-        && !was(held)
-    {
-        events.push((OrderEvent::ReplicasHeldOnPreviousRuntime, c.message.clone()));
-    }
-    if decision.rebuild && !was(OrderReason::WorkloadRebuilding.as_str()) {
-        events.push((
-            OrderEvent::WorkloadRebuilding,
-            "the volume is too small for the model; the copies are raised anew".into(),
-        ));
-    }
+    events.extend(of_the_copies(old, new));
     events
+}
+
+/// What became of the copies: a hold, a move, a removal, each told when it begins.
+fn of_the_copies(
+    old: &InferenceServiceStatus,
+    new: &InferenceServiceStatus,
+) -> Option<(OrderEvent, String)> {
+    use OrderReason as R;
+    let current = |s: &InferenceServiceStatus| {
+        let c = OrderCondition::RuntimeCurrent.find(&s.conditions)?;
+        Some((R::parse(&c.reason)?, c.message.clone()))
+    };
+    let before = current(old).map(|(reason, _)| reason);
+    let (reason, message) = current(new)?;
+    let moved = matches!(before, Some(R::ReplicasMoving | R::MoveStopped));
+    let event = match reason {
+        _ if before == Some(reason) => return None,
+        R::ReplicasHeldOnPreviousRuntime => OrderEvent::ReplicasHeldOnPreviousRuntime,
+        R::ClassChangeHeld => OrderEvent::ClassChangeHeld,
+        R::WorkloadRebuilding => OrderEvent::WorkloadRebuilding,
+        R::MoveStopped => OrderEvent::MoveStopped,
+        R::ReplicasMoving if before != Some(R::MoveStopped) => OrderEvent::ReplicasMoving,
+        R::RuntimeCurrent if moved => OrderEvent::ReplicasMoved,
+        _ => return None,
+    };
+    Some((event, message))
 }
 
 /// Records what happened. An event that cannot be written is logged and lost:
@@ -139,12 +151,11 @@ pub fn between(
 pub async fn publish(
     order: &InferenceService,
     fresh: &InferenceServiceStatus,
-    decision: &Decision,
     obstacle: Option<&Refusal>,
     cx: &Context,
 ) {
     let old = order.status.clone().unwrap_or_default();
-    for (reason, note) in between(&old, fresh, decision, obstacle) {
+    for (reason, note) in between(&old, fresh, obstacle) {
         let event = Event {
             type_: if reason.is_warning() {
                 EventType::Warning
@@ -187,7 +198,7 @@ mod tests {
     }
 
     fn names(old: &InferenceServiceStatus, new: &InferenceServiceStatus) -> Vec<OrderEvent> {
-        between(old, new, &Decision::default(), None)
+        between(old, new, None)
             .into_iter()
             .map(|(e, _)| e)
             .collect()
@@ -231,6 +242,48 @@ mod tests {
     }
 
     #[test]
+    fn a_move_is_told_when_it_begins_stops_and_ends_and_each_hold_once_a_117() {
+        use OrderReason as R;
+        use inference_api::set_condition;
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            k8s_openapi::jiff::Timestamp::now(),
+        );
+        let status = |reason| {
+            let mut status = InferenceServiceStatus::default();
+            let update = OrderCondition::RuntimeCurrent.unmet(reason, "1 of 2");
+            set_condition(&mut status.conditions, update, Some(1), &now);
+            status
+        };
+        let told = |from, to| names(&status(from), &status(to));
+        assert_eq!(
+            told(R::RuntimeCurrent, R::ReplicasMoving),
+            [OrderEvent::ReplicasMoving]
+        );
+        assert!(told(R::ReplicasMoving, R::ReplicasMoving).is_empty());
+        assert_eq!(
+            told(R::ReplicasMoving, R::MoveStopped),
+            [OrderEvent::MoveStopped]
+        );
+        assert!(told(R::MoveStopped, R::ReplicasMoving).is_empty());
+        assert_eq!(
+            told(R::ReplicasMoving, R::RuntimeCurrent),
+            [OrderEvent::ReplicasMoved]
+        );
+        assert!(told(R::WorkloadNotCreated, R::RuntimeCurrent).is_empty());
+        for (reason, event) in [
+            (R::ClassChangeHeld, OrderEvent::ClassChangeHeld),
+            (R::WorkloadRebuilding, OrderEvent::WorkloadRebuilding),
+            (
+                R::ReplicasHeldOnPreviousRuntime,
+                OrderEvent::ReplicasHeldOnPreviousRuntime,
+            ),
+        ] {
+            assert_eq!(told(R::RuntimeCurrent, reason), [event]);
+            assert!(told(reason, reason).is_empty());
+        }
+    }
+
+    #[test]
     fn what_the_api_server_refuses_is_told_once() {
         use inference_api::set_condition;
         let refusal = Refusal::new(
@@ -239,9 +292,7 @@ mod tests {
             "Service ns/chat exists",
         );
         let mut told = InferenceServiceStatus::default();
-        let events = |old: &InferenceServiceStatus| {
-            between(old, old, &Decision::default(), Some(&refusal)).len()
-        };
+        let events = |old: &InferenceServiceStatus| between(old, old, Some(&refusal)).len();
         assert_eq!(events(&told), 1);
         let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
             k8s_openapi::jiff::Timestamp::now(),

@@ -1,8 +1,8 @@
 //! The order's reconciler: dereference → validate → build → apply → status.
 //!
 //! In: an InferenceService and what the cluster holds. Out: its workload and its
-//! status. `validate`, `build`, `copies` and `status` are pure; `dereference`
-//! reads, `apply` and `publish` write. An unchanged reconcile writes nothing.
+//! status. `validate`, `settle`, `build`, `copies`, `moves`, `rebuild`, `current` and
+//! `status` are pure; `dereference` reads, `apply` and `publish` write. An unchanged reconcile writes nothing.
 //! Never: an allocation, a Secret that is read unless its owner granted it, a
 //! word about other namespaces in a status.
 
@@ -10,9 +10,13 @@ pub mod apply;
 pub mod build;
 pub mod context;
 pub mod copies;
+pub mod current;
 pub mod dereference;
 pub mod download;
 pub mod events;
+pub mod moves;
+pub mod rebuild;
+pub mod settle;
 pub mod settled;
 pub mod status;
 pub mod validate;
@@ -126,22 +130,26 @@ pub async fn reconcile(
         return Ok(Action::await_change());
     }
     let seen = dereference::dereference(order, &cx).await?;
-    let decision = build::decide(order, &seen, &cx);
+    let now = jiff::Timestamp::now().as_second();
+    let decision = build::decide(order, &seen, &cx, now);
     let applied = apply::apply(order, &seen, &decision, &cx).await?;
     let downloads = download::read(&applied.copies, &cx).await;
     let fresh = status::compute(order, &seen, &decision, &applied, &downloads);
     // What the API server refused may be mended by what no watch tells of.
     let obstacle = applied.refused.as_ref().or(decision.refusal());
-    events::publish(order, &fresh, &decision, obstacle, &cx).await;
+    events::publish(order, &fresh, obstacle, &cx).await;
     status::publish(order, fresh, &cx).await?;
     cx.settle_backoff(order, obstacle);
-    if let Some(pause) = cx.pause(order, obstacle) {
-        return Ok(Action::requeue(pause));
-    }
-    if !downloads.is_empty() {
-        return Ok(Action::requeue(PROGRESS_EVERY));
-    }
-    Ok(Action::await_change())
+    let next = [
+        cx.pause(order, obstacle),
+        (!downloads.is_empty()).then_some(PROGRESS_EVERY),
+        decision.again(),
+    ];
+    Ok(next
+        .into_iter()
+        .flatten()
+        .min()
+        .map_or_else(Action::await_change, Action::requeue))
 }
 
 /// When a failed reconcile is tried again.

@@ -3,10 +3,10 @@
 use super::apply::Applied;
 use super::build::Decision;
 use super::copies::Copy;
-use super::dereference::Seen;
+use super::current::{runtime_current, waits_for};
+use super::dereference::{Seen, is_owned};
 use super::{Context, Error, Refusal};
 use crate::FIELD_MANAGER;
-use crate::recipe::memory;
 use crate::render::{StandingVolume, served_name};
 use inference_api::{
     ClassStatus, CopyDownloadStatus, DownloadStatus, EndpointStatus, InferenceService,
@@ -17,6 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use planner::Plan;
+use std::collections::BTreeSet;
 
 /// Most rejected placements in a status; the rest is in the planner's log.
 const REJECTED: usize = 16;
@@ -41,9 +42,11 @@ pub fn compute(
     let copies = &applied.copies;
     let ready = copies.iter().filter(|c| c.ready && !c.ending).count();
     let standing = applied.statefulset.as_ref();
-    let desired = standing
-        .and_then(|s| s.spec.replicas)
-        .unwrap_or(decision.replicas);
+    // During a move one more may stand than is wanted.
+    let desired = match (&decision.class, standing) {
+        (None, Some(s)) => s.spec.replicas.unwrap_or_default(),
+        _ => decision.replicas,
+    };
     let mut status = InferenceServiceStatus {
         observed_generation: order.metadata.generation,
         conditions: old.conditions.clone(),
@@ -55,7 +58,7 @@ pub fn compute(
         model: decision
             .facts
             .as_ref()
-            .map_or(old.model.clone(), |_| Some(model(order, decision))),
+            .map_or(old.model.clone(), |_| Some(model(order, decision, copies))),
         plan: decision
             .plan
             .as_ref()
@@ -72,15 +75,7 @@ pub fn compute(
         ),
         endpoint: standing.map(|_| endpoint(order, decision)),
         release: release(decision, copies, standing.is_some()),
-        storage: seen
-            .statefulset
-            .as_deref()
-            .and_then(StandingVolume::of)
-            .map(|v| StorageStatus {
-                size_bytes: v.bytes().map(int),
-                storage_class_name: v.storage_class,
-                kept_in_spite_of: decision.kept_in_spite_of.clone(),
-            }),
+        storage: storage(order, seen, decision, old.storage.as_ref()),
         phase: None,
     };
     if let Some(model) = &mut status.model {
@@ -91,7 +86,7 @@ pub fn compute(
             ready,
         );
     }
-    let serving = ready > 0;
+    let serving = ready > 0 && decision.rebuild.is_none();
     conditions(order, decision, applied, desired, ready, &mut status);
     status.phase = Some(phase(
         &status,
@@ -135,9 +130,38 @@ fn bounds(replicas: &ReplicasStatus) -> Option<(i32, i32)> {
     replicas.minimum.zip(replicas.maximum)
 }
 
-fn model(order: &InferenceService, decision: &Decision) -> ModelStatus {
+/// The volumes of the order's own workload. What the class says of them is known only
+/// while the class is.
+fn storage(
+    order: &InferenceService,
+    seen: &Seen,
+    decision: &Decision,
+    old: Option<&StorageStatus>,
+) -> Option<StorageStatus> {
+    let standing = seen
+        .statefulset
+        .as_deref()
+        .filter(|s| is_owned(order, *s))?;
+    let volume = StandingVolume::of(standing)?;
+    Some(StorageStatus {
+        size_bytes: volume.bytes().map(int),
+        storage_class_name: volume.storage_class,
+        kept_in_spite_of: match decision.class {
+            Some(_) => decision.kept_in_spite_of.clone(),
+            None => old.and_then(|o| o.kept_in_spite_of.clone()),
+        },
+    })
+}
+
+fn model(order: &InferenceService, decision: &Decision, copies: &[Copy]) -> ModelStatus {
     let facts = decision.facts.as_ref();
     let recipe = decision.recipe.as_ref().map(|(r, _)| r);
+    // While copies are of several releases, what each of them accepts.
+    let raised = copies
+        .iter()
+        .filter_map(|c| c.limits)
+        .map(|l| l.context)
+        .min();
     ModelStatus {
         endpoint_type: decision.contract,
         served_name: Some(served_name(order)),
@@ -151,9 +175,9 @@ fn model(order: &InferenceService, decision: &Decision) -> ModelStatus {
         kv_cache_bytes_per_token: facts
             .zip(recipe)
             .map(|(f, r)| int(f.kv.bytes_per_token(1, r.memory.cache_element_bytes))),
-        context_tokens: facts
-            .zip(recipe)
-            .map(|(f, r)| int(memory::context_length(r, f))),
+        context_tokens: raised
+            .or_else(|| decision.limits().map(|l| l.context))
+            .map(int),
         download: None,
     }
 }
@@ -238,7 +262,10 @@ fn endpoint(order: &InferenceService, decision: &Decision) -> EndpointStatus {
     };
     EndpointStatus {
         address: format!("http://{name}.{namespace}.svc"),
-        path: decision.contract.map(|c| c.path().to_owned()),
+        path: match (decision.contract, &order.status) {
+            (None, Some(old)) => old.endpoint.as_ref().and_then(|e| e.path.clone()),
+            (contract, _) => contract.map(|c| c.path().to_owned()),
+        },
         token_secret_name: token,
         ca_secret_name: None,
     }
@@ -248,11 +275,12 @@ fn release(decision: &Decision, copies: &[Copy], stands: bool) -> Option<Release
     let (recipe, _) = decision.recipe.as_ref()?;
     stands.then(|| ReleaseStatus {
         shipped: recipe.release.clone(),
-        previous: copies
-            .iter()
-            .map(|c| &c.release)
-            .find(|r| **r != recipe.release)
-            .cloned(),
+        previous: {
+            let others = copies.iter().map(|c| c.release.as_str());
+            let others: BTreeSet<&str> = others.filter(|r| *r != recipe.release).collect();
+            let others: Vec<&str> = others.into_iter().collect();
+            (!others.is_empty()).then(|| others.join(", "))
+        },
         replicas_on_shipped: count(
             copies
                 .iter()
@@ -364,7 +392,9 @@ fn conditions(
         .as_ref()
         .map(|e| e.address.clone())
         .unwrap_or_default();
+    let taken_down = decision.rebuild.as_ref();
     set(match (ready, stopped, workload) {
+        (1.., ..) if let Some(why) = taken_down => C::Ready.unmet(R::WorkloadRebuilding, why),
         (1.., ..) => C::Ready.met(R::Ready, ready_words(decision, &address)),
         (0, Some(r), _) => C::Ready.unmet(r.reason, refusal_words(r, decision)),
         (0, None, Err((reason, message))) => C::Ready.unmet(reason, message),
@@ -426,70 +456,6 @@ fn plan_words(plan: &Plan) -> String {
     }
 }
 
-fn runtime_current(
-    order: &InferenceService,
-    decision: &Decision,
-    applied: &Applied,
-) -> inference_api::ConditionUpdate {
-    let copies = &applied.copies;
-    let current = C::RuntimeCurrent;
-    if applied.statefulset.is_none() {
-        return current.unmet(R::WorkloadNotCreated, "there are no copies yet");
-    }
-    if decision.rebuild {
-        return current.unmet(
-            R::WorkloadRebuilding,
-            "the model needs a larger volume than the standing one, so the copies are raised anew",
-        );
-    }
-    let generation = order.metadata.generation.unwrap_or_default();
-    let n = copies.len();
-    let moved = copies.iter().filter(|c| c.generation >= generation).count();
-    if moved < n && decision.held.is_none() && decision.class.is_some() {
-        let crash = copies
-            .iter()
-            .filter(|c| c.generation >= generation)
-            .find_map(|c| {
-                c.problem.as_ref().filter(|(r, _)| {
-                    matches!(
-                        r,
-                        R::RuntimeCrashing | R::DownloadFailed | R::ReplicasUnschedulable
-                    )
-                })
-            });
-        return match crash {
-            Some((_, words)) => current.unmet(
-                R::MoveStopped,
-                format!("{moved} of {n} copies are on the current description; {words}"),
-            ),
-            None => current.unmet(
-                R::ReplicasMoving,
-                format!("{moved} of {n} copies are on the current description"),
-            ),
-        };
-    }
-    if let Some(held) = &decision.held {
-        return current.unmet(R::ClassChangeHeld, held);
-    }
-    if let Some((recipe, _)) = &decision.recipe {
-        let shipped = &recipe.release;
-        let on_shipped = copies.iter().filter(|c| c.release == *shipped).count();
-        if let Some(other) = copies.iter().find(|c| c.release != *shipped) {
-            return current.unmet(
-                R::ReplicasHeldOnPreviousRuntime,
-                format!(
-                    "{on_shipped} of {n} copies are on release {shipped}, which the platform ships; the others stay on {} until the order is edited or they are deleted",
-                    other.release
-                ),
-            );
-        }
-    }
-    current.met(
-        R::RuntimeCurrent,
-        format!("{n} copies by the current description"),
-    )
-}
-
 /// Which problem of several copies speaks for the order: the gravest.
 fn gravity(reason: R) -> u8 {
     match reason {
@@ -498,7 +464,10 @@ fn gravity(reason: R) -> u8 {
         | R::AccessDenied
         | R::ModelFilesInvalid
         | R::ModelSourceNotFound => 0,
-        R::DownloadFailed | R::VolumePending | R::ReplicasUnschedulable => 1,
+        R::DownloadFailed
+        | R::VolumePending
+        | R::ReplicasUnschedulable
+        | R::ContainerNotStarted => 1,
         R::ReplicasNotReady => 2,
         R::ModelDownloading => 3,
         _ => 4,
@@ -517,6 +486,8 @@ fn workload(
     if applied.statefulset.is_none() {
         let why = if decision.stopped.is_some() {
             "no copy is raised while the order is refused or finds no room"
+        } else if !decision.leftovers.is_empty() {
+            return Err((R::WorkloadCreating, waits_for(&decision.leftovers)));
         } else {
             "the workload is being made"
         };

@@ -12,6 +12,7 @@ fn seen() -> Seen {
         statefulset: None,
         service: None,
         pods: vec![],
+        volumes: vec![],
         templates: vec![],
         settled: None,
         facts: None,
@@ -41,14 +42,11 @@ fn copy(ready: bool, release: &str, problem: Option<(R, &str)>) -> Copy {
     Copy {
         name: "support-llm-0".into(),
         ready,
-        ending: false,
         scheduled: true,
         release: release.into(),
         generation: 3,
-        claim_template: None,
-        downloading_at: None,
-        secret_missing: false,
         problem: problem.map(|(r, m)| (r, m.to_owned())),
+        ..Copy::default()
     }
 }
 
@@ -225,25 +223,6 @@ fn a_crashing_runtime_is_not_ready_with_its_last_words() {
 }
 
 #[test]
-fn copies_on_an_older_release_are_held_and_both_releases_are_named_a_112() {
-    let s = status(&decided(), vec![copy(true, "llama-cpp-b10000", None)], true);
-    assert_eq!(
-        condition(&s, C::RuntimeCurrent),
-        is("False", R::ReplicasHeldOnPreviousRuntime)
-    );
-    let message = &C::RuntimeCurrent.find(&s.conditions).unwrap().message;
-    assert!(
-        message.contains("0 of 1") && message.contains("b10434") && message.contains("b10000"),
-        "{message}"
-    );
-    assert_eq!(condition(&s, C::Ready), is("True", R::Ready), "A-110");
-    assert_eq!(
-        s.release.unwrap().previous.as_deref(),
-        Some("llama-cpp-b10000")
-    );
-}
-
-#[test]
 fn a_status_that_is_computed_again_is_the_same() {
     let (decision, copies) = (decided(), vec![copy(true, "llama-cpp-b10434", None)]);
     let first = status(&decision, copies.clone(), true);
@@ -320,7 +299,11 @@ fn an_order_that_serves_and_finds_no_room_for_more_is_degraded_a_102() {
         statefulset: Some(statefulset),
         refused: None,
     };
-    let s = compute(&fixture::order(""), &seen(), &decided(), &applied, &[]);
+    let two = Decision {
+        replicas: 2,
+        ..decided()
+    };
+    let s = compute(&fixture::order(""), &seen(), &two, &applied, &[]);
     assert_eq!(
         condition(&s, C::WorkloadReady),
         is("False", R::ScaleUpBlocked)
@@ -360,4 +343,70 @@ fn the_bounds_that_hold_are_told_and_what_this_version_does_not_do_with_them_a_0
     };
     let now = compute(&order, &seen(), &lost, &applied, &[]);
     assert_eq!(now.replicas.unwrap().maximum, Some(4));
+}
+
+#[test]
+fn a_divergence_is_remembered_while_the_class_is_out_of_reach_a_043() {
+    let standing: k8s_openapi::api::apps::v1::StatefulSet = serde_saphyr::from_str(
+        r#"
+metadata: {name: support-llm, ownerReferences: [{apiVersion: a, kind: InferenceService, name: support-llm, uid: 8f0c}]}
+spec:
+  selector: {}
+  template: {}
+  volumeClaimTemplates: [{metadata: {name: storage}, spec: {storageClassName: slow, resources: {requests: {storage: 1Gi}}}}]
+"#,
+    )
+    .unwrap();
+    let mut seen = seen();
+    seen.statefulset = Some(Arc::new(standing.clone()));
+    let applied = Applied {
+        copies: vec![],
+        statefulset: Some(standing.clone()),
+        refused: None,
+    };
+    let mut order = fixture::order("");
+    let kept = |order: &InferenceService, seen: &Seen, decision: &Decision| {
+        let status = compute(order, seen, decision, &applied, &[]);
+        (
+            status.storage.clone().and_then(|s| s.kept_in_spite_of),
+            status,
+        )
+    };
+    let diverges = Decision {
+        kept_in_spite_of: Some("fast".into()),
+        ..decided()
+    };
+    let (told, status) = kept(&order, &seen, &diverges);
+    assert_eq!(told.as_deref(), Some("fast"));
+    order.status = Some(status);
+    let (remembered, _) = kept(&order, &seen, &Decision::default());
+    assert_eq!(
+        remembered.as_deref(),
+        Some("fast"),
+        "the class is out of reach"
+    );
+    assert_eq!(kept(&order, &seen, &decided()).0, None, "they agree again");
+    let mut foreign = standing;
+    foreign.metadata.owner_references = None;
+    seen.statefulset = Some(Arc::new(foreign));
+    let (_, status) = kept(&order, &seen, &diverges);
+    assert!(
+        status.storage.is_none(),
+        "somebody else's volumes are not the order's"
+    );
+}
+
+#[test]
+fn a_workload_that_is_raised_anew_is_pending_and_not_ready_at_once_a_115() {
+    let announced = Decision {
+        rebuild: Some("copies get more".into()),
+        ..decided()
+    };
+    let s = status(&announced, vec![copy(true, "llama-cpp-b10434", None)], true);
+    assert_eq!(
+        condition(&s, C::RuntimeCurrent),
+        is("False", R::WorkloadRebuilding)
+    );
+    assert_eq!(condition(&s, C::Ready), is("False", R::WorkloadRebuilding));
+    assert_eq!(s.phase, Some(Phase::Pending));
 }

@@ -11,7 +11,7 @@ mod template;
 
 pub use template::{Placeholder, Values, expand};
 
-use crate::model::Format;
+use crate::model::{Format, ModelFacts};
 use inference_api::EndpointType;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -119,6 +119,35 @@ pub struct Probes {
 pub struct Context {
     /// The longest that copies are started with; a model's own limit may be shorter.
     pub limit: u64,
+}
+
+/// What a copy accepts, by the recipe that it was raised with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Limits {
+    /// Longest context, in tokens.
+    pub context: u64,
+    /// Concurrent sequences.
+    pub sequences: u32,
+}
+
+impl Limits {
+    /// What a copy of this model accepts that is raised with this recipe.
+    pub fn of(recipe: &Recipe, facts: &ModelFacts) -> Self {
+        Limits {
+            context: memory::context_length(recipe, facts),
+            sequences: recipe.sequences,
+        }
+    }
+}
+
+impl std::fmt::Display for Limits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (context, sequences) = (self.context, self.sequences);
+        write!(
+            f,
+            "contexts of {context} tokens and {sequences} requests at once"
+        )
+    }
 }
 
 /// Terms of the memory formula (docs/memory.md).

@@ -47,6 +47,13 @@ pub const CLAIM: &str = "gpu";
 /// Annotation of a copy: the order's generation that its description was made
 /// from. A copy of an older one is moved; one of an older release is held.
 pub const ORDER_GENERATION: &str = "ai.deckhouse.io/order-generation";
+/// Annotation of a copy: hash of the class's terms that it was raised under. A copy
+/// under others is moved, as one of an older generation is.
+pub const CLASS_TERMS: &str = "ai.deckhouse.io/class-terms";
+/// Annotations of a copy: what it accepts, by the recipe that it was raised with.
+pub const CONTEXT_TOKENS: &str = "ai.deckhouse.io/context-tokens";
+/// See [`CONTEXT_TOKENS`].
+pub const SEQUENCES: &str = "ai.deckhouse.io/sequences";
 /// Where the volume is mounted.
 pub const DATA: &str = "/data";
 /// Folder of models on the volume.
@@ -76,6 +83,8 @@ pub struct Input<'a> {
     pub recipe: &'a Recipe,
     /// The contract.
     pub contract: EndpointType,
+    /// Hash of the class's terms.
+    pub class_terms: &'a str,
     /// The placement.
     pub plan: &'a Plan,
     /// Copies wanted.

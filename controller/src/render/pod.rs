@@ -3,11 +3,12 @@
 
 use super::service::runtime_port;
 use super::{
-    CLAIM, DATA, FETCH_CONTAINER, Input, MODELS, ORDER_GENERATION, PROGRESS_PORT,
-    RUNTIME_CONTAINER, RUNTIME_PORT, STORAGE, VERIFY_CONTAINER, VERIFY_PORT, bytes, labels,
+    CLAIM, CLASS_TERMS, CONTEXT_TOKENS, DATA, FETCH_CONTAINER, Input, MODELS, ORDER_GENERATION,
+    PROGRESS_PORT, RUNTIME_CONTAINER, RUNTIME_PORT, SEQUENCES, STORAGE, VERIFY_CONTAINER,
+    VERIFY_PORT, bytes, labels,
 };
 use crate::fetch::{FetchSpec, short};
-use crate::recipe::{OnlyWith, Placeholder, Values, expand, memory};
+use crate::recipe::{Limits, OnlyWith, Placeholder, Values, expand, memory};
 use inference_api::names::{HUGGING_FACE_TOKEN_KEYS, RELEASE_LABEL, TOKEN_KEY};
 use inference_api::{InferenceService, TokenSecretReference};
 use k8s_openapi::api::core::v1::{
@@ -37,8 +38,12 @@ pub(super) fn template(input: &Input<'_>, claim_template: &str) -> PodTemplateSp
     let mut pod_labels = labels(&order);
     pod_labels.insert(RELEASE_LABEL.to_owned(), input.recipe.release.clone());
     let generation = input.order.metadata.generation.unwrap_or_default();
+    let limits = Limits::of(input.recipe, input.facts);
     let annotations = [
         (ORDER_GENERATION.to_owned(), generation.to_string()),
+        (CLASS_TERMS.to_owned(), input.class_terms.to_owned()),
+        (CONTEXT_TOKENS.to_owned(), limits.context.to_string()),
+        (SEQUENCES.to_owned(), limits.sequences.to_string()),
         (
             "kubectl.kubernetes.io/default-container".to_owned(),
             RUNTIME_CONTAINER.to_owned(),

@@ -76,10 +76,12 @@ pub fn statefulset(
             }),
             // A copy that finds no device must not hold up the others.
             pod_management_policy: Some("Parallel".to_owned()),
+            // A volume holds nothing that cannot be downloaded again. Kept, it would be
+            // paid for after each copy that a move raised beside the others.
             persistent_volume_claim_retention_policy: Some(
                 StatefulSetPersistentVolumeClaimRetentionPolicy {
                     when_deleted: Some("Delete".to_owned()),
-                    when_scaled: Some("Retain".to_owned()),
+                    when_scaled: Some("Delete".to_owned()),
                 },
             ),
             revision_history_limit: Some(2),

@@ -114,6 +114,7 @@ fn render_plan(
         facts: &facts,
         recipe: book.choose(format, contract).unwrap().recipe,
         contract,
+        class_terms: "0a1b2c3d4e",
         plan,
         replicas,
         token: true,
@@ -281,6 +282,7 @@ fn a_files_name_cannot_ask_for_a_variable() {
             .unwrap()
             .recipe,
         contract: EndpointType::Chat,
+        class_terms: "0a1b2c3d4e",
         plan: &plan,
         replicas: 1,
         token: true,

@@ -6,4 +6,7 @@
 
 mod honest;
 mod orders;
+mod release;
+mod rollout;
 mod setup;
+mod workload;

@@ -25,6 +25,92 @@ const PLATFORM: &str = "d8-ai-inference";
 /// For what a controller does at once.
 const SOON: Duration = Duration::from_secs(30);
 
+/// A control plane of its own, for tests that end the controller and start another: one
+/// after the other, since each controller takes all orders there are.
+pub(crate) struct Platform {
+    pub(crate) plane: &'static ControlPlane,
+    client: Client,
+    hub: String,
+    running: Option<(CancellationToken, std::thread::JoinHandle<Result<()>>)>,
+    _alone: tokio::sync::MutexGuard<'static, ()>,
+}
+
+impl Platform {
+    /// The platform, without a controller.
+    pub(crate) async fn new() -> Result<Self> {
+        static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        static PLANE: OnceLock<Result<(ControlPlane, String), String>> = OnceLock::new();
+        let alone = ALONE.lock().await;
+        let plane = PLANE.get_or_init(|| plane_with_a_hub().map_err(|e| format!("{e:#}")));
+        let (plane, hub) = plane.as_ref().map_err(|message| anyhow!("{message}"))?;
+        Ok(Self {
+            plane,
+            client: rights(plane).await?,
+            hub: hub.clone(),
+            running: None,
+            _alone: alone,
+        })
+    }
+
+    /// Runs a controller, with what the test changes of its options.
+    pub(crate) async fn start(&mut self, change: impl FnOnce(&mut Options)) -> Result<()> {
+        self.stop().await?;
+        let mut options = options(self.hub.clone())?;
+        change(&mut options);
+        let (client, stop) = (self.client.clone(), CancellationToken::new());
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()?
+                .block_on(run(client, options, stopped))
+        });
+        self.running = Some((stop, thread));
+        Ok(())
+    }
+
+    /// Ends the controller that runs.
+    pub(crate) async fn stop(&mut self) -> Result<()> {
+        let Some((stop, thread)) = self.running.take() else {
+            return Ok(());
+        };
+        stop.cancel();
+        let ended = tokio::task::spawn_blocking(move || thread.join()).await?;
+        ended.map_err(|_| anyhow!("the controller panicked"))?
+    }
+
+    /// A corner of it.
+    pub(crate) async fn corner(&self, name: &str) -> Result<Corner> {
+        Corner::on(self.plane, name, None).await
+    }
+}
+
+impl Drop for Platform {
+    fn drop(&mut self) {
+        if let Some((stop, _)) = &self.running {
+            stop.cancel();
+        }
+    }
+}
+
+fn plane_with_a_hub() -> Result<(ControlPlane, String)> {
+    let plane = ControlPlane::start()?;
+    let (ready, started) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let Ok(runtime) = runtime else { return };
+        runtime.block_on(async {
+            let _ = ready.send(serve_hub().await);
+            std::future::pending::<()>().await;
+        });
+    });
+    let hub = started.recv().context("the hub's thread ended")??;
+    Ok((plane, hub))
+}
+
 /// Everything that tests share.
 pub(crate) struct Setup {
     pub(crate) plane: &'static ControlPlane,
@@ -68,10 +154,19 @@ fn start() -> Result<&'static ControlPlane> {
 }
 
 async fn prepare(plane: &'static ControlPlane) -> Result<(Client, Options)> {
+    let client = rights(plane).await?;
+    Ok((client, options(serve_hub().await?)?))
+}
+
+/// The rights that the chart gives the controller, and a client with these and no others.
+async fn rights(plane: &ControlPlane) -> Result<Client> {
     let namespace = serde_json::from_value::<Namespace>(json!({"metadata": {"name": PLATFORM}}))?;
-    Api::all(plane.client()?)
-        .create(&PostParams::default(), &namespace)
-        .await?;
+    let namespaces: Api<Namespace> = Api::all(plane.client()?);
+    if namespaces.get_opt(PLATFORM).await?.is_none() {
+        namespaces
+            .create(&PostParams::default(), &namespace)
+            .await?;
+    }
     plane
         .apply_yaml(PLATFORM, &rendered("templates/rbac.yaml")?)
         .await
@@ -79,7 +174,7 @@ async fn prepare(plane: &'static ControlPlane) -> Result<(Client, Options)> {
     let client = plane
         .client_for_service_account(PLATFORM, "ai-inference-controller")
         .await?;
-    Ok((client, options(serve_hub().await?)?))
+    Ok(client)
 }
 
 /// What the controller is run with.
@@ -203,7 +298,15 @@ impl Corner {
     /// A namespace and a class `name`, which allows the DeviceClass `name` alone; its selector is
     /// `selector`, or one that takes the slices of [`Corner::slice`].
     pub(crate) async fn new(name: &str, selector: Option<&str>) -> Result<Self> {
-        let plane = setup()?.plane;
+        Self::on(setup()?.plane, name, selector).await
+    }
+
+    /// The same on a control plane.
+    pub(crate) async fn on(
+        plane: &'static ControlPlane,
+        name: &str,
+        selector: Option<&str>,
+    ) -> Result<Self> {
         let namespace = plane.namespace(name).await?;
         let own = format!("device.driver == '{name}.example.com'");
         let selector = selector.unwrap_or(&own);
@@ -258,7 +361,17 @@ metadata: {{ name: {name} }}
 
     /// Publishes one whole device with so much memory, as a driver would.
     pub(crate) async fn slice(&self, memory: &str) -> Result<()> {
+        self.devices(1, memory).await
+    }
+
+    /// Publishes so many.
+    pub(crate) async fn devices(&self, count: usize, memory: &str) -> Result<()> {
         let name = &self.name;
+        let devices: String = (0..count)
+            .map(|i| {
+                format!("  - {{ name: gpu-{i}, attributes: {{ type: {{ string: gpu }} }}, capacity: {{ memory: {{ value: {memory} }} }} }}\n")
+            })
+            .collect();
         self.plane
             .apply_yaml(
                 &self.namespace,
@@ -272,10 +385,7 @@ spec:
   nodeName: {name}
   pool: {{ name: {name}, generation: 1, resourceSliceCount: 1 }}
   devices:
-  - name: gpu-0
-    attributes: {{ type: {{ string: gpu }} }}
-    capacity: {{ memory: {{ value: {memory} }} }}
-"#
+{devices}"#
                 ),
             )
             .await?;

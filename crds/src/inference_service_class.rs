@@ -172,7 +172,7 @@ impl Default for ScalingPolicy {
 /// How running copies are moved to a new description.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpdateStrategy {
-    /// One copy out, one in; needs no spare device.
+    /// One copy after the other; a spare device is used, and none is needed.
     #[default]
     RollingUpdate,
     /// All copies out, then all in.
@@ -183,7 +183,7 @@ pub enum UpdateStrategy {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdatePolicy {
-    /// `RollingUpdate` (one copy out, one in; needs no spare device) or `Recreate` (all copies out, then all in). Default: RollingUpdate.
+    /// `RollingUpdate` (one copy after the other: where a device is spare, one more copy is raised first, so that none is missed; where none is, one goes out before one comes in) or `Recreate` (all copies out, then all in). Default: RollingUpdate.
     #[serde(default)]
     pub strategy: UpdateStrategy,
 }

@@ -55,6 +55,10 @@ pub fn rebuilding(
             return None;
         }
         return Some(match decision.leftovers.as_slice() {
+            [] if decision.stopped.is_some() => {
+                "the earlier workload is gone; the other conditions say what the new one waits for"
+                    .to_owned()
+            }
             [] => "the earlier workload is gone and the new one is being made".to_owned(),
             left => waits_for(left),
         });

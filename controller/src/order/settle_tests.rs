@@ -423,3 +423,16 @@ fn too_small_devices_and_a_broken_selector_are_told_apart_a_106() {
     assert_eq!(refused(&unclear), R::PlacementUndecidable);
     assert_eq!(refused(&Snapshot::default()), R::NoDeviceClass);
 }
+
+/// A hash that another version of the platform computes differently would be told as a
+/// changed class on every order there is.
+#[test]
+fn the_terms_of_a_class_keep_their_hash_over_versions_a_117() {
+    let hash = |spec: &str| Terms::of(&class(spec), EndpointType::Chat).hash;
+    let open = "modelPolicy: {allowedEndpointTypes: [Chat]}";
+    assert_eq!(hash(open), "ca6f715daf");
+    let full = format!(
+        "{open}, acceleratorPolicy: {{allowedSharingModes: [Shared], allowedPlacementTypes: [WholeDevice], deviceClassNames: [a], maxAcceleratorCount: 2, minSharePercent: 10, maxSharePercent: 90, selectors: [{{cel: {{expression: 'true'}}}}]}}"
+    );
+    assert_eq!(hash(&full), "1d710397cb");
+}

@@ -17,6 +17,7 @@ pub mod order;
 pub mod recipe;
 pub mod render;
 pub mod run;
+pub mod uninstall;
 pub mod verify;
 pub mod view;
 pub mod watches;

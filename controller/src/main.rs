@@ -9,6 +9,7 @@ use controller::order::Settings;
 use controller::recipe::RecipeBook;
 use controller::render::{Installation, PROGRESS_PORT, TOKEN_VARIABLES, VERIFY_PORT};
 use controller::run::{Options, run};
+use controller::uninstall;
 use controller::verify::{self, Question};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -37,6 +38,9 @@ enum Command {
     Fetch(FetchArgs),
     /// Say to the kubelet whether the runtime serves the model; runs beside it in a copy.
     Verify(VerifyArgs),
+    /// Ask what remains, or end the controllers and remove the orders' workloads; the chart runs
+    /// it before it is removed.
+    Uninstall(UninstallArgs),
     /// Print the CustomResourceDefinitions.
     Crds,
 }
@@ -132,6 +136,19 @@ fn pair(text: &str) -> Result<(String, String), String> {
 }
 
 #[derive(Args)]
+struct UninstallArgs {
+    /// Remove workloads although orders remain.
+    #[arg(long)]
+    confirm: bool,
+    /// Namespace of the platform.
+    #[arg(long, env = "POD_NAMESPACE", default_value = inference_api::names::PLATFORM_NAMESPACE)]
+    namespace: String,
+    /// Deployment that runs a component; may be repeated.
+    #[arg(long = "deployment", default_value = "controller")]
+    deployments: Vec<String>,
+}
+
+#[derive(Args)]
 struct FetchArgs {
     /// What to fetch, as JSON.
     #[arg(long, env = "AI_INFERENCE_FETCH_SPEC")]
@@ -184,6 +201,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Some(Command::Crds) => print_crds(),
         Some(Command::Verify(args)) => with_runtime(|| do_verify(args)),
+        Some(Command::Uninstall(args)) => with_runtime(|| do_uninstall(args)),
         Some(Command::Fetch(args)) => with_runtime(|| do_fetch(args)),
         Some(Command::Run(args)) => with_runtime(|| do_run(*args)),
         None => with_runtime(|| do_run(cli.run)),
@@ -254,6 +272,18 @@ async fn do_run(args: RunArgs) -> Result<()> {
         signalled.cancel();
     });
     run(client, options, stop).await
+}
+
+async fn do_uninstall(args: UninstallArgs) -> Result<()> {
+    let options = uninstall::Options {
+        confirmed: args.confirm,
+        namespace: args.namespace,
+        deployments: args.deployments,
+    };
+    let client = kube::Client::try_default()
+        .await
+        .context("connecting to the API server")?;
+    uninstall::run(client, &options).await
 }
 
 /// Waits for SIGTERM or SIGINT.

@@ -68,6 +68,7 @@ documented! {
         // Ready.
         Ready: "The endpoint answers for the model." => "",
         NotReady: "A condition that the order needs is not known yet." => "Look at the other conditions.",
+        PlatformUninstalled: "The platform was uninstalled while the order stood: the order's copies and its endpoint were removed, and nobody reconciles the order." => "Delete the order; or, to have it served again, ask the administrator to install the platform.",
         Deleting: "The order is being deleted with everything that was made for it, and something holds the deletion." => "Look at the finalizers in the message: each is taken away by whoever set it.",
     }
 }

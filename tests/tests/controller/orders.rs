@@ -52,7 +52,7 @@ async fn versions(corner: &Corner, order: &str) -> Result<Vec<String>> {
 }
 
 /// Makes the copy's pod as the StatefulSet's controller, the scheduler and the kubelet would.
-async fn pod(
+pub(crate) async fn pod(
     corner: &Corner,
     order: &str,
     status: serde_json::Value,
@@ -86,7 +86,7 @@ async fn pod(
         .await?)
 }
 
-fn ready() -> serde_json::Value {
+pub(crate) fn ready() -> serde_json::Value {
     json!({"phase": "Running", "podIP": "10.0.0.9", "conditions": [
         {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}]})
 }

@@ -21,7 +21,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-const PLATFORM: &str = "d8-ai-inference";
+pub(crate) const PLATFORM: &str = "d8-ai-inference";
 /// For what a controller does at once.
 const SOON: Duration = Duration::from_secs(30);
 
@@ -171,6 +171,10 @@ async fn rights(plane: &ControlPlane) -> Result<Client> {
         .apply_yaml(PLATFORM, &rendered("templates/rbac.yaml")?)
         .await
         .context("applying the chart's rights")?;
+    plane
+        .apply_yaml(PLATFORM, &rendered("templates/admission.yaml")?)
+        .await
+        .context("applying the chart's policies")?;
     let client = plane
         .client_for_service_account(PLATFORM, "ai-inference-controller")
         .await?;
@@ -222,7 +226,7 @@ pub(crate) fn rendered(template: &str) -> Result<String> {
 }
 
 /// A hub with one small GGUF model and one repository that is no model.
-async fn serve_hub() -> Result<String> {
+pub(crate) async fn serve_hub() -> Result<String> {
     let files = |list: Vec<(&str, Vec<u8>)>| -> BTreeMap<String, Content> {
         list.into_iter()
             .map(|(path, bytes)| (path.to_owned(), Content::Memory(bytes)))

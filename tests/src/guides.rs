@@ -21,7 +21,11 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::charts::repository;
 
 /// The guides whose commands are run, in an order that works.
-pub const GUIDES: [&str; 2] = ["docs/administrator-guide.md", "docs/user-guide.md"];
+pub const GUIDES: [&str; 3] = [
+    "docs/administrator-guide.md",
+    "docs/user-guide.md",
+    "docs/models.md",
+];
 
 /// Where a block can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

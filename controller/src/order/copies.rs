@@ -165,6 +165,10 @@ fn is_running(c: &ContainerStatus) -> bool {
     c.state.as_ref().is_some_and(|s| s.running.is_some())
 }
 
+fn is_ended(c: &ContainerStatus) -> bool {
+    c.state.as_ref().is_some_and(|s| s.terminated.is_some())
+}
+
 fn is_done(c: &ContainerStatus) -> bool {
     let ended = c.state.as_ref().and_then(|s| s.terminated.as_ref());
     ended.is_some_and(|t| t.exit_code == 0)
@@ -184,7 +188,10 @@ fn ended(c: &ContainerStatus) -> Option<(i32, String, String)> {
         s.as_ref().and_then(|s| s.terminated.clone())
     };
     let t = of(&c.state).or_else(|| of(&c.last_state))?;
-    (t.exit_code != 0 || t.reason.as_deref() == Some("OOMKilled")).then(|| {
+    // A server that ends with 0 has ended all the same; one that runs again may have been
+    // restarted with its node.
+    let down = is_ended(c) || waiting(c).is_some_and(|(reason, _)| reason == "CrashLoopBackOff");
+    (down || t.exit_code != 0 || t.reason.as_deref() == Some("OOMKilled")).then(|| {
         (
             t.exit_code,
             t.reason.unwrap_or_default(),

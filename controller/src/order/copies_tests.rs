@@ -60,6 +60,11 @@ fn a_copy_carries_its_own_release_and_generation_a_116() {
     R::ReplicasStarting,
     "not yet for the model"
 )]
+#[case::ends_without_an_error(
+    "{containerStatuses: [{name: runtime, ready: false, restartCount: 3, image: i, imageID: i, state: {waiting: {reason: CrashLoopBackOff}}, lastState: {terminated: {exitCode: 0, reason: Completed}}}]}",
+    R::RuntimeCrashing,
+    "exit code 0"
+)]
 #[case::crashing(
     "{containerStatuses: [{name: runtime, ready: false, restartCount: 3, image: i, imageID: i, state: {waiting: {reason: CrashLoopBackOff}}, lastState: {terminated: {exitCode: 1, reason: Error, message: \"line 1\\nCUDA out of memory\"}}}]}",
     R::RuntimeCrashing,

@@ -97,7 +97,7 @@ fn both_languages_have_the_same_commands_and_headlines() -> Result<()> {
         });
         lines.filter_map(level).collect()
     };
-    for guide in GUIDES {
+    for guide in GUIDES.iter().filter(|guide| guide.contains("guide")) {
         let english = text(guide)?;
         let russian = text(&guide.replace("docs/", "docs/ru/"))?;
         let commands = |text: &str| -> Result<Vec<(Runs, String)>> {

@@ -4,6 +4,7 @@
 //! The tests share the cluster's GPUs, so they run one at a time.
 
 mod acceptance;
+mod crash;
 mod deletion;
 mod docs;
 mod health;

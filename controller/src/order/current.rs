@@ -27,6 +27,9 @@ pub fn runtime_current(
     if let Some(moving) = moving(order, decision, &applied.copies) {
         return moving;
     }
+    if applied.copies.is_empty() {
+        return current.unmet(R::WorkloadNotCreated, "there are no copies yet");
+    }
     if let Some(words) = held(decision, &applied.copies) {
         return current.unmet(R::ReplicasHeldOnPreviousRuntime, words);
     }
@@ -110,7 +113,9 @@ fn moving(
         ));
     }
     let beside = decision.step.roll.as_ref().and_then(|r| r.surge_since);
-    let how = if beside.is_some() {
+    let how = if i32::try_from(reached).is_ok_and(|r| r >= n) {
+        ", and not all of them answer yet"
+    } else if beside.is_some() {
         "; there is room for one more, which is raised first and goes last"
     } else {
         ""

@@ -90,7 +90,8 @@ pub struct Step {
 /// Without a node and outdated: gone at once, for it serves nobody and holds nothing.
 /// Outdated otherwise: as the class asks. `Recreate` takes all. `RollingUpdate`
 /// takes one while all others answer, those first that do not answer; with a spare
-/// device a copy more is raised before and goes last.
+/// device a copy more is raised before and goes last. A move is over when each copy
+/// answers that there is room for.
 pub fn step(
     copies: &[Copy],
     wanted: &Wanted<'_>,
@@ -110,21 +111,14 @@ pub fn step(
         moved: names(&|c| wanted.is_stranded(c)),
         ..Step::default()
     };
-    if wanted.strategy == UpdateStrategy::Recreate {
-        step.moved = names(&|c| wanted.is_stranded(c) || old(c));
-        return step;
-    }
+    let recreate = wanted.strategy == UpdateStrategy::Recreate;
     let moving = live.iter().any(|c| c.ordinal < n && old(c));
     let whole = (0..n).all(|i| live.iter().any(|c| c.ordinal == i && c.ready && !old(c)));
-    let roll = match roll {
-        // The copy beside the others covers until each of them answers.
-        Some(roll) if !moving => Some(roll.clone()).filter(|r| r.surge_since.is_some() && !whole),
-        Some(roll) if roll.generation == wanted.generation => Some(roll.clone()),
+    let begun = match roll {
+        // On until each new copy answers, though no old one is left.
+        Some(roll) if !moving || roll.generation == wanted.generation => Some(roll.clone()),
         // Edited once more; the copy beside the others stays and moves first.
-        Some(Roll {
-            surge_since: Some(_),
-            ..
-        }) => Some(Roll {
+        Some(roll) if roll.surge_since.is_some() => Some(Roll {
             generation: wanted.generation,
             surge_since: Some(now),
         }),
@@ -132,14 +126,17 @@ pub fn step(
             let serves = live.iter().any(|c| c.ordinal < n && c.ready);
             Some(Roll {
                 generation: wanted.generation,
-                surge_since: (serves && fit() > n).then_some(now),
+                surge_since: (serves && !recreate && fit() > n).then_some(now),
             })
         }
         _ => None,
     };
-    let Some(mut roll) = roll else {
+    let Some(mut roll) = begun else {
         return step;
     };
+    if recreate {
+        roll.surge_since = None;
+    }
     if let Some(since) = roll.surge_since
         && !live.iter().any(|c| c.ordinal >= n && c.scheduled)
     {
@@ -148,13 +145,9 @@ pub fn step(
             step.again = Some(left);
         } else {
             roll.surge_since = None;
-            if !moving {
-                return step;
-            }
         }
     }
     step.replicas = n + i32::from(roll.surge_since.is_some());
-    step.roll = Some(roll);
     let inside = || copies.iter().filter(|c| c.ordinal < step.replicas);
     let unready: Vec<&Copy> = inside()
         .filter(|c| !c.ending && !c.ready && !old(c) && !wanted.is_stranded(c))
@@ -163,13 +156,23 @@ pub fn step(
     // Where the cluster has room for fewer copies than are wanted, those without a
     // node are no reason to stop: an old one that goes makes the room.
     let roomless = |c: &&Copy| matches!(c.problem, Some((R::ReplicasUnschedulable, _)));
-    if !unready.is_empty()
-        && !(unready.iter().all(roomless) && excused(&unready, step.replicas, fit()))
-    {
+    let excused = || unready.iter().all(roomless) && excused(&unready, step.replicas, fit());
+    if !unready.is_empty() && !excused() {
         step.waits_for = unready.iter().map(|c| c.name.clone()).collect();
     }
-    let goes = missing || inside().any(|c| c.ending) || !step.moved.is_empty();
-    if !goes && step.waits_for.is_empty() {
+    let rests = !missing && !inside().any(|c| c.ending) && step.moved.is_empty();
+    let free = rests && step.waits_for.is_empty();
+    if whole || (free && !moving && roll.surge_since.is_none()) {
+        return Step {
+            replicas: n,
+            moved: step.moved,
+            ..Step::default()
+        };
+    }
+    step.roll = Some(roll);
+    if recreate {
+        step.moved = names(&|c| wanted.is_stranded(c) || old(c));
+    } else if free {
         let next = inside()
             .filter(|c| old(c))
             .max_by_key(|c| (!c.ready, c.ordinal));

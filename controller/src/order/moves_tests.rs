@@ -91,6 +91,17 @@ fn an_edit_moves_one_copy_at_a_time_without_a_spare_device_a_037_a_113() {
     );
     let answers = [copy(0, 1, true), copy(1, 2, true)];
     assert_eq!(rolling(&answers, 2, roll, 2).moved, ["o-0"]);
+    let last = [copy(0, 2, false), copy(1, 2, true)];
+    let step = rolling(&last, 2, roll, 2);
+    assert_eq!(
+        (step.roll.as_ref(), step.waits_for),
+        (roll, vec!["o-0".to_owned()])
+    );
+    assert_eq!(
+        rolling(&last[1..], 2, roll, 2).roll.as_ref(),
+        roll,
+        "one is missing"
+    );
     let done = [copy(0, 2, true), copy(1, 2, true)];
     let end = rolling(&done, 2, roll, 2);
     assert_eq!((end.moved.len(), end.roll), (0, None));
@@ -184,18 +195,35 @@ fn where_fewer_copies_fit_than_are_wanted_an_edit_still_reaches_all_a_037() {
     assert_eq!(step.moved, ["o-0"], "it makes the room");
     let none_fits = rolling(&copies, 2, Some(&without_surge()), 0);
     assert!(none_fits.moved.is_empty(), "nothing would come after it");
+    let reached = [copy(0, 2, true), roomless(1, 2)];
+    assert_eq!(
+        rolling(&reached, 2, Some(&without_surge()), 1).roll,
+        None,
+        "and is over"
+    );
     let all_fit = rolling(&copies, 2, Some(&without_surge()), 2);
     assert_eq!(all_fit.waits_for, ["o-1"], "it may still find its node");
 }
 
 #[test]
 fn recreate_takes_all_outdated_copies_at_once_a_037() {
+    let wanted = wanted(3, UpdateStrategy::Recreate);
+    let recreate = |copies: &[Copy], roll| step(copies, &wanted, roll, || 9, 0);
     let copies = [copy(0, 1, true), copy(1, 1, true), copy(2, 2, true)];
-    let step = step(&copies, &wanted(3, UpdateStrategy::Recreate), None, || 9, 0);
+    let begun = recreate(&copies, None);
     assert_eq!(
-        (step.replicas, step.moved),
+        (begun.replicas, begun.moved),
         (3, vec!["o-0".to_owned(), "o-1".to_owned()])
     );
+    assert_eq!(begun.roll, Some(without_surge()));
+    let loading = [copy(0, 2, true), copy(1, 2, false), copy(2, 2, true)];
+    let waits = recreate(&loading, begun.roll.as_ref());
+    assert_eq!((waits.moved.len(), waits.roll), (0, begun.roll.clone()));
+    let done = [copy(0, 2, true), copy(1, 2, true), copy(2, 2, true)];
+    assert_eq!(recreate(&done, begun.roll.as_ref()).roll, None);
+    // The class asks for another way in the middle of a move.
+    let turned = recreate(&[copy(0, 1, true), copy(3, 2, true)], Some(&surge(0)));
+    assert_eq!((turned.replicas, turned.roll), (3, Some(without_surge())));
 }
 
 #[test]

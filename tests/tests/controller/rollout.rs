@@ -107,9 +107,12 @@ async fn recreate_takes_every_copy_at_once_a_037() -> Result<()> {
     workload.edit("main").await?;
     workload.goes(1).await?;
     workload.goes(0).await?;
-    for ordinal in [0, 1] {
-        workload.raise(ordinal, answers()).await?;
-    }
+    workload.raise(0, answers()).await?;
+    workload.raise(1, loads()).await?;
+    workload
+        .says("RuntimeCurrent", "ReplicasMoving", "not all of them answer")
+        .await?;
+    workload.report(1, answers()).await?;
     workload
         .says("RuntimeCurrent", "RuntimeCurrent", "2 copies")
         .await?;

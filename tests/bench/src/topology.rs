@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// The topology that figures are taken with where a real node suffices.
 pub(crate) fn h100() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/topologies/h100-80gb-8.yaml")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/topologies/h100-80gb-8.yaml")
 }
 
 /// Writes a topology of `count` cards to `path`.

@@ -8,6 +8,7 @@ mod deletion;
 mod device_api;
 mod election;
 mod honest;
+mod lifecycle;
 mod orders;
 mod processes;
 mod release;

@@ -111,8 +111,9 @@ pub async fn run(client: Client, options: &Options) -> anyhow::Result<()> {
             "the platform is not uninstalled, since this remains:\n{remains}\n\
              Clean up first: kubectl delete inferenceservices --all --all-namespaces, then \
              kubectl delete inferenceserviceclasses --all; and uninstall again. Or, to keep them: \
-             helm upgrade --reuse-values --set uninstall.confirm=true, and uninstall again: the \
-             orders' copies and endpoints are removed then, and orders and classes stay, with nobody \
+             helm rollback with the last revision of helm history, since Helm takes a refused \
+             removal for one that is under way; then helm upgrade --reuse-values --set \
+             uninstall.confirm=true, and uninstall again: the orders' copies and endpoints are removed then, and orders and classes stay, with nobody \
              to reconcile them, until you delete them"
         );
     }

@@ -65,7 +65,7 @@ fn a_class_that_did_not_pass_validation_serves_nothing_new() {
 #[rstest]
 #[case::factless_takes_the_first_a_054(&[EndpointType::Chat, EndpointType::Embeddings], None, Some(EndpointType::Chat))]
 #[case::order_is_part_of_the_decision_a_051(&[EndpointType::Embeddings, EndpointType::Chat], None, Some(EndpointType::Embeddings))]
-#[case::facts_narrow_a_053(&[EndpointType::Chat, EndpointType::Embeddings], Some(&[EndpointType::Embeddings][..]), Some(EndpointType::Embeddings))]
+#[case::facts_narrow_a_052_a_053(&[EndpointType::Chat, EndpointType::Embeddings], Some(&[EndpointType::Embeddings][..]), Some(EndpointType::Embeddings))]
 #[case::nothing_in_common_a_056(&[EndpointType::Chat], Some(&[EndpointType::Embeddings][..]), None)]
 fn the_contract_is_the_classs_first_that_the_source_allows(
     #[case] allowed: &[EndpointType],

@@ -1,9 +1,9 @@
 //! Rules of the class.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 
-use crate::rule::{Kind, rules, stored};
+use crate::rule::{Kind, check, rules, stored};
 
 rules! {
     a_050_a_class_names_at_least_one_contract: Class
@@ -155,7 +155,7 @@ rules! {
                 => "supported values: \"Token\", \"None\"",
         ];
 
-    a_081_https_has_four_modes: Class
+    a_080_a_081_https_has_four_modes: Class
         accepts [
             { "spec": { "exposurePolicy": { "type": "External", "https": { "mode": "Disabled" } } } },
             { "spec": { "exposurePolicy": { "type": "External", "https": { "mode": "CertManager" } } } },
@@ -181,7 +181,7 @@ rules! {
             "customCertificate": { "secretName": "llm-chat-tls" } } } } }
             => "spec.exposurePolicy.https.certManager and customCertificate exclude each other: keep the one that belongs to the mode"];
 
-    a_082_a_custom_certificate_names_its_secret: Class
+    a_082_a_083_a_custom_certificate_names_its_secret: Class
         accepts [{ "spec": { "exposurePolicy": { "type": "External", "https": {
             "mode": "CustomCertificate", "customCertificate": { "secretName": "llm-chat-tls" } } } } }]
         refuses [
@@ -369,5 +369,39 @@ async fn a_070_a_071_the_built_in_class_is_accepted_as_shipped() -> Result<()> {
             "updatePolicy": { "strategy": "RollingUpdate" },
         })
     );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_030_a_class_lies_in_no_namespace_and_an_order_repeats_none_of_its_fields() -> Result<()>
+{
+    let [order, class] = ["inferenceservices", "inferenceserviceclasses"].map(|plural| {
+        let mut found = inference_api::crds()
+            .into_iter()
+            .filter(|crd| crd.spec.names.plural == plural);
+        found.next()
+    });
+    let (order, class) = (
+        order.context("no kind of orders")?,
+        class.context("no kind of classes")?,
+    );
+    assert_eq!(
+        (order.spec.scope.as_str(), class.spec.scope.as_str()),
+        ("Namespaced", "Cluster")
+    );
+    // Whatever a class decides, with the class's own words for it: an order has no such field.
+    let schema = serde_json::to_value(&class.spec.versions[0].schema)?;
+    let spec = &schema["openAPIV3Schema"]["properties"]["spec"]["properties"];
+    let fields: Vec<&String> = spec
+        .as_object()
+        .context("a class has no fields")?
+        .keys()
+        .collect();
+    assert!(fields.len() >= 6, "{fields:?}");
+    for field in fields {
+        let words = format!("unknown field \"spec.{field}\"");
+        let change = json!({ "spec": { field: {} } });
+        check(Kind::Order, &[], &[(change, &words)]).await?;
+    }
     Ok(())
 }

@@ -114,6 +114,20 @@ fn a_020_a_021_the_module_has_one_setting_and_it_reaches_the_controller() -> Res
 }
 
 #[test]
+fn deckhouse_finds_what_the_module_sets_of_itself_in_its_schema() -> Result<()> {
+    // It refuses a value that the schema of the templates' values does not know.
+    let schema = read("openapi/values.yaml")?;
+    let values = read("values.yaml")?;
+    for (name, _) in values["aiInference"].as_object().context("no values")? {
+        ensure!(
+            schema["properties"][name].is_object(),
+            "{name} is in no schema"
+        );
+    }
+    Ok(())
+}
+
+#[test]
 fn a_026_the_module_makes_what_the_charts_make_in_its_own_namespace() -> Result<()> {
     let module = rendered("Enabled")?;
     let mut expected = objects(&render("controller/chart", NAMESPACE, &[])?)?;

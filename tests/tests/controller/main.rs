@@ -10,6 +10,7 @@ mod election;
 mod honest;
 mod lifecycle;
 mod orders;
+mod policy;
 mod processes;
 mod release;
 mod rights;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, ensure};
 use e2e::cluster::devices::{DRIVER, gpu_of, published};
-use e2e::cluster::hub::SMOLLM;
+use e2e::cluster::hub::{SMOLLM, put_repository};
 use e2e::cluster::order::{Order, condition, put_class_of};
 use e2e::cluster::{Cluster, wait};
 use inference_api::{EndpointType, InferenceService, InferenceServiceClass};
@@ -231,6 +231,71 @@ async fn the_list_of_a_class_decides_the_contract_and_embeddings_are_served_a_05
             same > 0.999 && different < same - 0.001,
             "the same text is {same} alike, another one {different}"
         );
+    }
+    cluster.delete_namespace(&namespace).await
+}
+
+#[tokio::test]
+async fn a_bare_link_to_an_embeddings_model_is_served_as_chat_where_the_class_prefers_it_a_054_a_057()
+-> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("bare-link").await?;
+    // A repository that says in every way that it embeds.
+    let (hidden, vocabulary) = (64, 1000);
+    let bytes = hidden * vocabulary * 2;
+    let tensors = json!({ "model.embed_tokens.weight": {
+        "dtype": "BF16", "shape": [vocabulary, hidden], "data_offsets": [0, bytes],
+    } });
+    let files = json!({
+        "README.md": { "text": "---\npipeline_tag: feature-extraction\nlibrary_name: sentence-transformers\n---\n" },
+        "modules.json": { "text": json!([{ "idx": 0, "path": "", "type": "sentence_transformers.models.Transformer" }]).to_string() },
+        "1_Pooling/config.json": { "text": json!({ "pooling_mode_lasttoken": true }).to_string() },
+        "config.json": { "text": json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 2048,
+            "vocab_size": vocabulary,
+            "torch_dtype": "bfloat16",
+        }).to_string() },
+        "tokenizer.json": { "text": "{}" },
+        "model.safetensors": {
+            "safetensorsHeader": tensors,
+            "size": bytes + 8 + tensors.to_string().len(),
+        },
+    });
+    put_repository(&cluster, "acme/embedder", files).await?;
+    for (name, contracts, expected) in [
+        (
+            "preferred",
+            json!(["Chat", "Embeddings"]),
+            EndpointType::Chat,
+        ),
+        ("named", json!(["Embeddings"]), EndpointType::Embeddings),
+    ] {
+        let class = format!("e2e-link-{name}");
+        let spec = json!({ "modelPolicy": { "allowedEndpointTypes": contracts } });
+        put_class_of(&cluster.client, &class, spec).await?;
+        let order = Order::file(&cluster, &namespace, name, &class, "acme/embedder").await?;
+        let told = order
+            .until("tell its contract", wait::LONG, |order| {
+                let model = order
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.model.as_ref());
+                model.is_some_and(|model| model.endpoint_type.is_some())
+            })
+            .await?;
+        let model = told.status.and_then(|status| status.model);
+        let contract = model.and_then(|model| model.endpoint_type);
+        ensure!(contract == Some(expected), "{name} is told as {contract:?}");
+        // Nobody waits for such a runtime here.
+        order.delete().await?;
     }
     cluster.delete_namespace(&namespace).await
 }

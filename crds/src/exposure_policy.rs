@@ -45,15 +45,15 @@ pub enum Authentication {
     ),
 )]
 pub struct ExposurePolicy {
-    /// `External` (published outside the cluster too) or `ClusterLocal` (inside the cluster only). Default: ClusterLocal.
+    /// `External` (published outside the cluster too) or `ClusterLocal` (inside the cluster only). Default: ClusterLocal. This version does not publish yet: an External endpoint is reached inside the cluster, and the class's condition Ready says so.
     #[serde(rename = "type", default)]
     pub type_: ExposureType,
 
-    /// `Token` (a request carries the order's key or a token of the cluster) or `None` (allowed with type ClusterLocal alone). Default: Token.
+    /// `Token` (a request carries the order's token) or `None` (allowed with type ClusterLocal alone). Default: Token.
     #[serde(default)]
     pub authentication: Authentication,
 
-    /// Certificate of an External endpoint. Absent: as the installation is configured. Forbidden with type ClusterLocal.
+    /// Certificate of an External endpoint. Absent: as the installation is configured. Forbidden with type ClusterLocal. Without effect in this version, which does not publish yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub https: Option<HttpsPolicy>,
 }

@@ -149,7 +149,7 @@ pub struct ScalingPolicy {
     #[x_kube(validation = rules::invalid("self >= 1", "spec.scalingPolicy.minReplicas must be 1 or more: an order keeps at least one copy"))]
     pub min_replicas: i32,
 
-    /// Most copies of an order. Growth automation works between the two bounds.
+    /// Most copies of an order. Growth automation works between the two bounds; this version has none yet and keeps minReplicas, and the class's condition Ready says so.
     #[schemars(range(max = 1000))]
     #[x_kube(validation = rules::invalid("self >= 1", "spec.scalingPolicy.maxReplicas must be 1 or more"))]
     pub max_replicas: i32,

@@ -339,7 +339,7 @@ pub struct ReleaseStatus {
     /// Release that the platform ships now: copies raised from now on come up on it.
     pub shipped: String,
 
-    /// Release that other copies still serve on; absent when all are on the shipped one.
+    /// Release that other copies still serve on (several, joined by commas, after several updates); absent when all are on the shipped one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous: Option<String>,
 

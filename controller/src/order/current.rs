@@ -151,13 +151,16 @@ fn held(decision: &Decision, copies: &[Copy]) -> Option<String> {
         let other = accepted.iter().flatten().filter(|l| Some(**l) != limits);
         differing.extend(other.map(|l| format!("{release} accepts {l}")));
     }
-    if let Some(limits) = limits
-        && !differing.is_empty()
-    {
-        words.push_str(&format!(
+    let known = earlier
+        .values()
+        .all(|(_, accepted)| !accepted.contains(&None));
+    match limits {
+        Some(limits) if !differing.is_empty() => words.push_str(&format!(
             "; copies answer differently near their limits: {shipped} accepts {limits}, {}",
             differing.join(", ")
-        ));
+        )),
+        Some(limits) if known => words.push_str(&format!("; all of them accept {limits}")),
+        _ => {}
     }
     match &decision.too_small {
         Some(why) => words.push_str(&format!(

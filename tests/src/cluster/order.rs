@@ -222,6 +222,19 @@ impl Order {
         Ok(self.post(&address, "Who am I?", None, &[]).await?.0)
     }
 
+    /// The HTTP status that the order's Service answers a question with this token with.
+    ///
+    /// # Errors
+    /// When nothing answers.
+    pub async fn status_with_token(&self, token: &str) -> anyhow::Result<String> {
+        let address = self.service_address().await?;
+        let options = ["--retry", "10", "--retry-delay", "1", "--retry-connrefused"];
+        Ok(self
+            .post(&address, "Who am I?", Some(token), &options)
+            .await?
+            .0)
+    }
+
     async fn service_address(&self) -> anyhow::Result<String> {
         let service = self.api::<Service>().get(&self.name).await?;
         service
@@ -301,7 +314,11 @@ impl Order {
         Ok((status.to_owned(), body.to_owned()))
     }
 
-    async fn token(&self) -> anyhow::Result<String> {
+    /// The order's token.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn token(&self) -> anyhow::Result<String> {
         let name = format!("{}-token", self.name);
         let secret = self.api::<Secret>().get(&name).await?;
         let token = secret.data.and_then(|mut data| data.remove("token"));

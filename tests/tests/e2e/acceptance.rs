@@ -371,6 +371,46 @@ async fn a_namespace_user_orders_a_model_and_reads_its_contract_but_no_class_a_0
 }
 
 #[tokio::test]
+async fn a_token_that_is_deleted_is_made_anew_with_the_next_copy_and_the_old_one_is_refused_a_087()
+-> Outcome {
+    let _gpus = GPUS.lock().await;
+    let cluster = Cluster::connect().await?;
+    let namespace = cluster.create_namespace("token").await?;
+    let spec = json!({
+        "modelPolicy": { "allowedEndpointTypes": ["Chat"] },
+        "acceleratorPolicy": { "allowedPlacementTypes": ["WholeDevice"] },
+    });
+    put_class_of(&cluster.client, "e2e-token", spec).await?;
+    let order = Order::file(&cluster, &namespace, "order", "e2e-token", SMOLLM).await?;
+    order.ready().await?;
+    let old = order.token().await?;
+    ensure!(order.status_with_token(&old).await? == "200");
+    ensure!(order.status_with_token("guessed").await? == "401");
+    ensure!(order.status_without_token().await? == "401");
+
+    let secrets: Api<Secret> = order.api();
+    secrets
+        .delete("order-token", &DeleteParams::default())
+        .await?;
+    let pods: Api<Pod> = order.api();
+    let uid = pods.get("order-0").await?.metadata.uid;
+    pods.delete("order-0", &DeleteParams::default()).await?;
+    let what = "serve with a token made anew";
+    wait::until(&pods, "order-0", what, wait::MODEL, |pod| {
+        pod.metadata.uid != uid && running(pod)
+    })
+    .await?;
+    order.ready().await?;
+    let new = order.token().await?;
+    ensure!(new != old && order.status_with_token(&new).await? == "200");
+    ensure!(
+        order.status_with_token(&old).await? == "401",
+        "the old token is still taken"
+    );
+    cluster.delete_namespace(&namespace).await
+}
+
+#[tokio::test]
 async fn classes_that_contradict_themselves_are_refused_by_the_cluster_a_036_a_050_a_082_a_084()
 -> Outcome {
     let cluster = Cluster::connect().await?;

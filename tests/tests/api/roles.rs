@@ -139,6 +139,8 @@ const NOBODYS: &[((&str, &str), &[&str])] = &[
     (("ai.deckhouse.io", "clustermodels"), READ),
 ];
 
+type Question<'a> = ((&'a str, &'a str), &'a str, Option<&'a str>, bool);
+
 #[tokio::test]
 async fn each_access_level_may_do_what_it_is_for_and_nothing_else_a_001_a_090_a_092_a_094()
 -> Result<()> {
@@ -155,7 +157,8 @@ async fn each_access_level_may_do_what_it_is_for_and_nothing_else_a_001_a_090_a_
     for (at, (level, _)) in LEVELS.iter().enumerate() {
         let user = format!("{own}-{level}");
         let (writes, everywhere) = (at >= 2, at >= 4);
-        let mut expected: Vec<((&str, &str), &str, Option<&str>, bool)> = Vec::new();
+        // What, which verb, in which namespace, and whether it is allowed.
+        let mut expected = Vec::<Question<'_>>::new();
         for verb in READ {
             expected.push((ORDERS, verb, Some(&own), true));
             expected.push((ORDERS, verb, Some(&other), everywhere));
@@ -218,7 +221,7 @@ fn no_role_for_people_holds_what_is_given_to_nobody_a_091() -> Result<()> {
 #[test]
 fn the_roles_of_the_second_model_hold_the_same_as_the_access_levels_a_094() -> Result<()> {
     let roles = template("d8-ai-inference", ROLES, &[])?;
-    let of = |names: &[&str]| granted(&roles, |role| names.iter().any(|n| *n == role));
+    let of = |names: &[&str]| granted(&roles, |role| names.contains(&role));
     assert_eq!(
         of(&["d8:use:capability:module:ai-inference:view"])?,
         of(&["d8:user-authz:ai-inference:user"])?

@@ -3,7 +3,8 @@
 //! the scheduler and the kubelet: each pod gets the corner's node and answers at once.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
@@ -30,13 +31,13 @@ const LATER: std::time::Duration = std::time::Duration::from_secs(60);
 /// The scheduler and the kubelet of a corner, until it is dropped.
 struct Kubelet {
     /// Fewest copies that answered at once since the count was begun.
-    fewest: Arc<Mutex<usize>>,
+    fewest: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Kubelet {
     fn of(corner: &Corner) -> Self {
-        let fewest = Arc::new(Mutex::new(0));
+        let fewest = Arc::new(AtomicUsize::new(0));
         let (pods, node) = (corner.api::<Pod>(), corner.name.clone());
         Self {
             task: tokio::spawn({
@@ -53,7 +54,7 @@ impl Kubelet {
 
     /// Begins to count anew, with so many.
     fn count_from(&self, answering: usize) {
-        *self.fewest.lock().unwrap() = answering;
+        self.fewest.store(answering, Ordering::SeqCst);
     }
 }
 
@@ -63,7 +64,7 @@ impl Drop for Kubelet {
     }
 }
 
-async fn serve(pods: Api<Pod>, node: String, fewest: Arc<Mutex<usize>>) -> Result<()> {
+async fn serve(pods: Api<Pod>, node: String, fewest: Arc<AtomicUsize>) -> Result<()> {
     let mut answering: BTreeMap<String, bool> = BTreeMap::new();
     let mut changes = watcher::watcher(pods.clone(), watcher::Config::default()).boxed();
     while let Some(change) = changes.next().await {
@@ -107,8 +108,7 @@ async fn serve(pods: Api<Pod>, node: String, fewest: Arc<Mutex<usize>>) -> Resul
             Event::Init | Event::InitDone => {}
         }
         let now = answering.values().filter(|a| **a).count();
-        let mut fewest = fewest.lock().unwrap();
-        *fewest = now.min(*fewest);
+        fewest.fetch_min(now, Ordering::SeqCst);
     }
     Ok(())
 }
@@ -200,7 +200,7 @@ async fn a_spare_device_keeps_an_edited_order_served_and_scaling_makes_no_revisi
     served(&workload, 1, 2).await?;
     assert_ne!(workload.pod(0).await?.uid(), before, "it was moved");
     assert_eq!(
-        *kubelet.fewest.lock().unwrap(),
+        kubelet.fewest.load(Ordering::SeqCst),
         1,
         "somebody answered all along"
     );

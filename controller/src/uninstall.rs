@@ -18,6 +18,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
@@ -124,11 +125,13 @@ pub async fn run(client: Client, options: &Options) -> anyhow::Result<()> {
         remove::<StatefulSet>(&client, &ours).await?,
         remove::<Service>(&client, &ours).await?,
         remove::<ResourceClaimTemplate>(&client, &ours).await?,
+        remove::<PodDisruptionBudget>(&client, &ours).await?,
     ];
     info!(
         statefulsets = removed[0],
         services = removed[1],
         claim_templates = removed[2],
+        disruption_budgets = removed[3],
         "Removed the workloads; their pods and volumes go with them."
     );
     for order in &orders {

@@ -61,6 +61,7 @@ impl Orders {
         let _ = s.services.wait_until_ready().await;
         let _ = s.pods.wait_until_ready().await;
         let _ = s.volumes.wait_until_ready().await;
+        let _ = s.budgets.wait_until_ready().await;
         if self.device_api {
             let _ = s.slices.wait_until_ready().await;
             let _ = s.device_classes.wait_until_ready().await;
@@ -407,6 +408,7 @@ pub fn of_orders(
         statefulsets: watch.owned(ours.clone()),
         services: watch.owned(ours.clone()),
         pods: watch.owned(ours.clone()),
+        budgets: watch.owned(ours.clone()),
         volumes: watch.owned(ours),
         templates,
     };

@@ -12,6 +12,7 @@ use inference_api::{InferenceService, OrderCondition as C, OrderReason as R};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -75,6 +76,7 @@ pub async fn apply(
             .find(|t| t.name_any() == objects.template.name_any());
         ensure(cx, order, &objects.template, template.map(|t| &**t)).await?;
         ensure(cx, order, &objects.service, seen.service.as_deref()).await?;
+        ensure_budget(order, seen, objects.budget.as_ref(), cx).await?;
         if !decision.leftovers.is_empty() {
             return Ok(None);
         }
@@ -169,6 +171,32 @@ where
         }
         Err(error) => Err(Error::api("apply", object)(error).into()),
     }
+}
+
+/// Writes or removes the disruption budget. One of the order's name that somebody else made stands
+/// for ours.
+async fn ensure_budget(
+    order: &InferenceService,
+    seen: &Seen,
+    wanted: Option<&PodDisruptionBudget>,
+    cx: &Context,
+) -> Result<(), Failure> {
+    let live = seen.budget.as_deref();
+    if live.is_some_and(|live| !is_owned(order, live)) {
+        return Ok(());
+    }
+    match (wanted, live) {
+        (Some(wanted), live) => {
+            ensure(cx, order, wanted, live).await?;
+        }
+        (None, Some(live)) => {
+            let namespace = order.namespace().unwrap_or_default();
+            let api: Api<PodDisruptionBudget> = Api::namespaced(cx.client.clone(), &namespace);
+            delete(&api, &live.name_any(), live.uid()).await?;
+        }
+        (None, None) => {}
+    }
+    Ok(())
 }
 
 /// Where what stands differs from what is wanted: a path; none where all that is

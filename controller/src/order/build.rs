@@ -16,6 +16,7 @@ use inference_api::{
 };
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::{Resource, ResourceExt};
 use planner::{Demand, Plan};
@@ -105,6 +106,8 @@ pub struct Objects {
     pub statefulset: StatefulSet,
     /// The Service.
     pub service: Service,
+    /// The disruption budget; none for a single copy.
+    pub budget: Option<PodDisruptionBudget>,
 }
 
 /// Decides what is to stand for the order, at `now` (seconds of the epoch).
@@ -335,6 +338,7 @@ fn construct(
         template,
         statefulset,
         service: render::service(&input),
+        budget: (decision.replicas > 1).then(|| render::budget(&input)),
     });
     decision
 }

@@ -10,6 +10,7 @@ use crate::view;
 use inference_api::{InferenceService, InferenceServiceClass};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{
     DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
@@ -59,6 +60,8 @@ pub struct Stores {
     pub services: Store<Service>,
     /// Pods of orders.
     pub pods: Store<Pod>,
+    /// Disruption budgets that were made for orders.
+    pub budgets: Store<PodDisruptionBudget>,
     /// Claims of volumes that were made for orders.
     pub volumes: Store<PersistentVolumeClaim>,
     /// Claim templates that were made for orders.

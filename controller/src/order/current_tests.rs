@@ -24,6 +24,7 @@ fn decided(replicas: i32) -> Decision {
             template: Default::default(),
             statefulset: Default::default(),
             service: Default::default(),
+            budget: None,
         }),
         replicas,
         now: 1000,

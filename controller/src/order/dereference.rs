@@ -14,6 +14,7 @@ use inference_api::{
 };
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt};
@@ -32,6 +33,8 @@ pub struct Seen {
     pub service: Option<Arc<Service>>,
     /// Its pods, by name.
     pub pods: Vec<Arc<Pod>>,
+    /// The disruption budget of the order's name, whoever made it; sought only where one is wanted.
+    pub budget: Option<Arc<PodDisruptionBudget>>,
     /// Claims of its copies' volumes.
     pub volumes: Vec<Arc<PersistentVolumeClaim>>,
     /// Its claim templates.
@@ -59,6 +62,15 @@ pub async fn dereference(order: &InferenceService, cx: &Context) -> Result<Seen,
         .and_then(|c| c.0.as_ref().ok().cloned());
     let statefulset = find(cx, &cx.stores.statefulsets, &namespace, &name).await?;
     let service = find(cx, &cx.stores.services, &namespace, &name).await?;
+    let several = class
+        .as_ref()
+        .is_some_and(|c| c.spec.scaling().min_replicas > 1);
+    let budget = if several {
+        find(cx, &cx.stores.budgets, &namespace, &name).await?
+    } else {
+        let own = ObjectRef::new(&name).within(&namespace);
+        cx.stores.budgets.get(&own)
+    };
     let pods = pods(order, cx);
     let mut volumes: Vec<Arc<PersistentVolumeClaim>> =
         of_order(&cx.stores.volumes, &namespace, &name);
@@ -81,6 +93,7 @@ pub async fn dereference(order: &InferenceService, cx: &Context) -> Result<Seen,
         service,
         pods,
         volumes,
+        budget,
         templates,
         settled,
         facts,

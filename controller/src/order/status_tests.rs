@@ -11,6 +11,7 @@ fn seen() -> Seen {
         class: None,
         statefulset: None,
         service: None,
+        budget: None,
         pods: vec![],
         volumes: vec![],
         templates: vec![],

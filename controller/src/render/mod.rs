@@ -5,6 +5,7 @@
 //! the same bytes, and numbers of copies change nothing but `replicas`. Never: a
 //! decision, a device's UUID in an environment, a service account token in a pod.
 
+mod budget;
 mod claim;
 mod pod;
 mod service;
@@ -12,6 +13,7 @@ mod statefulset;
 
 pub use pod::{TOKEN_VARIABLES, served_name};
 
+pub use budget::budget;
 pub use claim::claim_template;
 pub use service::service;
 pub use statefulset::{StandingVolume, statefulset};

@@ -1,5 +1,5 @@
 //! Orders are deleted, with Kubernetes' own controllers at work: whatever else is gone, nothing of an
-//! order stays and nothing holds its namespace.
+//! order stays and nothing holds its namespace; and a drained node takes one copy at a time.
 
 use std::time::Duration;
 
@@ -10,14 +10,16 @@ use inference_api::{InferenceService, InferenceServiceClass};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, EvictParams, ListParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::processes::{Alone, namespaces};
 use crate::setup::Corner;
+use crate::workload::Workload;
 
 const LATER: Duration = Duration::from_secs(60);
 /// What makes and removes pods, volumes and claims in a cluster, and what ends namespaces.
@@ -145,4 +147,41 @@ async fn an_order_and_all_that_was_made_for_it_go_whatever_else_is_gone_a_087_a_
         }
     }
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_takes_one_of_two_copies_at_a_time() -> Result<()> {
+    let alone = Alone::new(&[]).await?;
+    let controllers = alone.plane.controllers(&["disruption-controller"])?;
+    let (client, _) = alone.recorded(Component::Controller.name()).await?;
+    let running = alone.start(client, &Component::ALL, "controller-0")?;
+    let corner = alone.corner("drained").await?;
+    corner.slice("80Gi").await?;
+    Workload::served(&corner, 2).await?;
+    let allows = |b: &PodDisruptionBudget| {
+        b.status
+            .as_ref()
+            .is_some_and(|s| s.disruptions_allowed == Some(1))
+    };
+    corner
+        .until::<PodDisruptionBudget>("chat", "allow one disruption", allows)
+        .await
+        .with_context(|| controllers.log_tail())?;
+    let pods = corner.api::<Pod>();
+    pods.evict("chat-0", &EvictParams::default()).await?;
+    let spent = |b: &PodDisruptionBudget| {
+        b.status
+            .as_ref()
+            .is_some_and(|s| s.disruptions_allowed == Some(0))
+    };
+    corner
+        .until::<PodDisruptionBudget>("chat", "allow no further disruption", spent)
+        .await?;
+    // The server refuses with 429, which the client takes as a wish to be asked again.
+    let params = EvictParams::default();
+    let second = tokio::time::timeout(Duration::from_secs(3), pods.evict("chat-1", &params));
+    anyhow::ensure!(!matches!(second.await, Ok(Ok(_))), "both copies may go");
+    let second = pods.get("chat-1").await?;
+    assert_eq!(second.metadata.deletion_timestamp, None);
+    running.stop().await
 }

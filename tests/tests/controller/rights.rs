@@ -10,6 +10,7 @@ use e2e::control_plane::recorder::{Recorder, Right, granted, right};
 use inference_api::{InferenceService, InferenceServiceClass};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::runtime::wait::{await_condition, conditions};
@@ -161,6 +162,20 @@ async fn each_component_uses_every_right_that_the_chart_grants_it_and_is_refused
 
     // A placement that an edit moves: the workload is raised anew.
     elsewhere(&corner, "grown").await?;
+
+    // A second copy and back.
+    for (copies, stands) in [(2, true), (1, false)] {
+        let classes: Api<InferenceServiceClass> = Api::all(corner.client.clone());
+        let edit = json!({"spec": {"scalingPolicy": {"minReplicas": copies, "maxReplicas": 2}}});
+        classes
+            .patch(&corner.name, &PatchParams::default(), &Patch::Merge(&edit))
+            .await?;
+        let budgets = corner.api::<PodDisruptionBudget>();
+        let as_wanted = |b: Option<&PodDisruptionBudget>| b.is_some() == stands;
+        tokio::time::timeout(SOON, await_condition(budgets, "chat", as_wanted))
+            .await
+            .with_context(|| format!("{copies} copies, and the budget is not as wanted"))??;
+    }
 
     // The same event twice is one event that is counted up.
     for _ in 0..2 {
@@ -330,6 +345,10 @@ const REASONS: &[(&str, &str)] = &[
     (
         "resourceclaimtemplates",
         "what each copy claims; deleted when no copy stands on it",
+    ),
+    (
+        "poddisruptionbudgets",
+        "a drain takes one of several copies at a time; deleted when there is one copy again",
     ),
     (
         "pods",

@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use controller::component::Component;
 use controller::uninstall::{self, Options};
-use e2e::charts::documents;
+use e2e::charts::{documents, repository};
 use e2e::control_plane::recorder::granted;
+use e2e::control_plane::{ControlPlane, asset};
 use inference_api::{InferenceService, InferenceServiceClass, Phase};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -207,5 +209,145 @@ fn helm_asks_before_it_removes_anything_and_the_confirmation_is_a_value_a_120() 
     );
     // Helm calls a template that makes nothing an error.
     assert!(manifests("uninstall.yaml", &["--set", "uninstall.hook=false"]).is_err());
+    Ok(())
+}
+
+/// What a Job's container is told, as the kubelet would start it.
+fn confirms(pod: &Pod) -> bool {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let mut arguments = containers.flat_map(|c| c.args.iter().flatten());
+    arguments.any(|argument| argument == "--confirm")
+}
+
+/// Runs `helm` on a control plane; whether it succeeded, and its words.
+async fn helm(plane: &ControlPlane, arguments: &[&str]) -> Result<(bool, String)> {
+    let output = tokio::process::Command::new(asset("helm")?)
+        .args(arguments)
+        .args(["--namespace", PLATFORM])
+        .env("KUBECONFIG", plane.kubeconfig())
+        .output()
+        .await?;
+    let words = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok((output.status.success(), words))
+}
+
+/// `helm uninstall`, with its Job's pod run here in the kubelet's place.
+async fn helm_uninstall(plane: &ControlPlane) -> Result<(bool, String)> {
+    let pods: Api<Pod> = Api::namespaced(plane.client()?, PLATFORM);
+    let old: Vec<Option<String>> = pods
+        .list(&ListParams::default())
+        .await?
+        .iter()
+        .map(ResourceExt::uid)
+        .collect();
+    let run = async {
+        let pod = loop {
+            let all = pods.list(&ListParams::default()).await?;
+            let new = all.into_iter().find(|pod| !old.contains(&pod.uid()));
+            if let Some(pod) = new {
+                break pod;
+            }
+            // Its name is not known before it is there.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        let (client, _) = recorded(plane, ACCOUNT).await?;
+        let done = uninstall::run(client, &told(confirms(&pod))).await;
+        let (phase, code) = match &done {
+            Ok(()) => ("Succeeded", 0),
+            Err(_) => ("Failed", 1),
+        };
+        let ended = json!({"status": {"phase": phase, "containerStatuses": [{
+            "name": "uninstall", "ready": false, "restartCount": 0, "image": "i", "imageID": "i",
+            "state": {"terminated": {"exitCode": code}}}]}});
+        pods.patch_status(
+            &pod.name_any(),
+            &PatchParams::default(),
+            &Patch::Merge(&ended),
+        )
+        .await?;
+        anyhow::Ok(done)
+    };
+    let arguments = ["uninstall", "controller", "--timeout", "60s"];
+    let (done, helm) = tokio::join!(run, helm(plane, &arguments));
+    let (succeeded, words) = helm?;
+    let done = done?.map_or_else(|error| error.to_string(), |()| String::new());
+    Ok((succeeded, format!("{words}{done}")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn helm_stops_while_orders_remain_and_goes_on_after_the_clean_way_a_120_a_121() -> Result<()>
+{
+    // Of its own: what Helm installs must not be there.
+    let plane = ControlPlane::start()?;
+    let jobs = plane.controllers(&["job-controller"])?;
+    let chart = repository().join("controller/chart");
+    let chart = chart.to_string_lossy();
+    let own = ["--set", "crds.install=false"];
+    let install = [
+        &["install", "controller", &chart, "--create-namespace"][..],
+        &own,
+    ]
+    .concat();
+    let (installed, words) = helm(&plane, &install).await?;
+    ensure!(installed, "{words}");
+    let namespace = plane.namespace("people").await?;
+    plane
+        .apply_yaml(
+            &namespace,
+            "
+apiVersion: ai.deckhouse.io/v1alpha1
+kind: InferenceServiceClass
+metadata: { name: gold }
+spec: { modelPolicy: { allowedEndpointTypes: [Chat] } }
+---
+apiVersion: ai.deckhouse.io/v1alpha1
+kind: InferenceService
+metadata: { name: chat }
+spec:
+  inferenceServiceClassName: gold
+  model: { src: HuggingFace, huggingFace: { repository: acme/tiny } }
+",
+        )
+        .await?;
+
+    let (gone, words) = helm_uninstall(&plane).await?;
+    assert!(!gone, "{words}");
+    assert!(
+        words.contains(&format!("namespace {namespace}: chat")),
+        "{words}; {}",
+        jobs.log_tail()
+    );
+    let client = plane.client()?;
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), PLATFORM);
+    let controller = deployments.get("controller").await?;
+    assert_eq!(controller.spec.replicas, Some(1), "nothing has changed");
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    roles.get("ai-inference-controller").await?;
+    assert!(
+        roles.get_opt(ACCOUNT).await?.is_none(),
+        "the hook's rights outlive it"
+    );
+
+    // The documented order: orders, classes, platform.
+    let orders: Api<InferenceService> = Api::namespaced(client.clone(), &namespace);
+    orders.delete("chat", &DeleteParams::default()).await?;
+    let (gone, words) = helm_uninstall(&plane).await?;
+    assert!(!gone && words.contains("gold"), "{words}");
+    let classes: Api<InferenceServiceClass> = Api::all(client.clone());
+    classes.delete("gold", &DeleteParams::default()).await?;
+    let (gone, words) = helm_uninstall(&plane).await?;
+    assert!(gone, "{words}");
+    assert!(deployments.get_opt("controller").await?.is_none());
+    let left = roles.list(&ListParams::default()).await?;
+    let left: Vec<String> = left
+        .iter()
+        .map(ResourceExt::name_any)
+        .filter(|name| name.contains("ai-inference"))
+        .collect();
+    assert_eq!(left, Vec::<String>::new());
     Ok(())
 }

@@ -151,9 +151,12 @@ impl Publisher {
                 }
                 event = events.next() => match event {
                     Some(Ok(event)) => {
-                        synced |= matches!(event, Event::InitDone);
+                        // A list is complete; after it, changes come one by one.
+                        let listed = matches!(event, Event::InitDone);
+                        synced |= listed;
                         if self.observe(event, &mut relist) {
-                            let soon = Instant::now() + GATHER;
+                            let wait = if listed { Duration::ZERO } else { GATHER };
+                            let soon = Instant::now() + wait;
                             due = Some(due.map_or(soon, |at| at.min(soon)));
                         }
                     }

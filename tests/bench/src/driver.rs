@@ -38,6 +38,8 @@ const POD_UID: &str = "bench@0";
 const MEMORY: &str = "/dev/shm";
 /// How long a driver may take to register and to publish its devices.
 const START: Duration = Duration::from_secs(60);
+/// How long a driver has to be without work to count as settled.
+const CALM: Duration = Duration::from_secs(1);
 /// How often slices are looked at while a driver starts: the resolution of that measurement.
 const LOOK: Duration = Duration::from_millis(10);
 /// The unit of processor time in `/proc/<pid>/stat`; Linux tells no other to programs.
@@ -349,6 +351,17 @@ impl Driver {
             .map(|field| field.parse::<f64>().unwrap_or_default())
             .sum();
         Ok(ticks * 1000.0 / TICKS_PER_SECOND)
+    }
+
+    /// Waits until its process has nothing to do for a second.
+    pub(crate) async fn settled(&self) -> Result<()> {
+        loop {
+            let before = self.processor_time()?;
+            tokio::time::sleep(CALM).await;
+            if self.processor_time()? - before <= 1000.0 / TICKS_PER_SECOND {
+                return Ok(());
+            }
+        }
     }
 
     /// A line of `/proc/<pid>/status` such as `VmRSS`, in MiB.

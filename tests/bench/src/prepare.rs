@@ -86,6 +86,10 @@ pub(crate) async fn measure(
             }
         }
         stay = standing;
+        // What a driver does after its answer, such as telling the claims' status, is over.
+        for side in &sides {
+            side.driver.settled().await?;
+        }
         tracing::info!(
             standing,
             rounds,

@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod class;
 pub mod component;
+mod delete;
 pub mod device_api;
 pub mod fetch;
 pub mod lease;

@@ -7,6 +7,7 @@
 
 use crate::FIELD_MANAGER;
 use crate::component::Component;
+use crate::delete::delete_one;
 use crate::view::LABEL_MANAGED_BY;
 use anyhow::{Context as _, bail};
 use inference_api::names::{DEFAULT_CLASS, MANAGED_BY};
@@ -21,7 +22,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -256,19 +257,8 @@ async fn delete<K>(api: &Api<K>, name: &str, uid: Option<String>) -> anyhow::Res
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let params = DeleteParams {
-        preconditions: uid.map(|uid| Preconditions {
-            uid: Some(uid),
-            resource_version: None,
-        }),
-        ..DeleteParams::background()
-    };
-    match api.delete(name, &params).await {
-        Ok(_) => Ok(()),
-        // Gone, or already another one.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("deleting {} {name}", K::kind(&()))),
-    }
+    let deleted = delete_one(api, name, uid).await;
+    deleted.with_context(|| format!("deleting {} {name}", K::kind(&())))
 }
 
 /// The status of an order that nobody reconciles any more.

@@ -6,6 +6,7 @@ use super::dereference::{Seen, is_owned};
 use super::rebuild;
 use super::{Context, Error, Refusal};
 use crate::FIELD_MANAGER;
+use crate::delete::delete_one;
 use crate::render;
 use inference_api::names::TOKEN_KEY;
 use inference_api::{InferenceService, OrderCondition as C, OrderReason as R};
@@ -15,7 +16,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
@@ -319,21 +320,8 @@ async fn delete<K>(api: &Api<K>, name: &str, uid: Option<String>) -> Result<(), 
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let params = DeleteParams {
-        preconditions: uid.map(|uid| Preconditions {
-            uid: Some(uid),
-            resource_version: None,
-        }),
-        ..DeleteParams::background()
-    };
-    match api.delete(name, &params).await {
-        Ok(_) => Ok(()),
-        // Gone, or already another one.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-        Err(error) => Err(Error::api("delete", format!("{} {name}", K::kind(&())))(
-            error,
-        )),
-    }
+    let deleted = delete_one(api, name, uid).await;
+    deleted.map_err(|error| Error::api("delete", format!("{} {name}", K::kind(&())))(error))
 }
 
 /// Removes the StatefulSet; its claims' retention policy takes the volumes along.

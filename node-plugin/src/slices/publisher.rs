@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::layout::{resource_slice, slice_name};
-use super::{SliceContent, Stored, View, Wanted, plan_writes, pool, view};
+use super::{SliceContent, Stored, View, Wanted, plan_writes, pool, stored, view};
 use crate::DRIVER;
 use crate::events::NodeEvents;
 use crate::metrics::{Metrics, Outcome};
@@ -245,15 +245,15 @@ impl Publisher {
                 true
             }
             Event::Apply(slice) => {
-                let (name, slice) = (slice.name_any(), Stored::from(slice));
+                let name = slice.name_any();
                 if self.is_stale(&name, &slice) {
                     return false;
                 }
-                self.observed.insert(name, slice);
+                self.observed.insert(name, slice.into());
                 true
             }
             Event::Delete(slice) => {
-                let (name, slice) = (slice.name_any(), Stored::from(slice));
+                let name = slice.name_any();
                 if self.is_stale(&name, &slice) {
                     return false;
                 }
@@ -264,9 +264,9 @@ impl Publisher {
     }
 
     /// Whether an event tells of a time before our own last write: the watch lags.
-    fn is_stale(&self, name: &str, event: &Stored) -> bool {
+    fn is_stale(&self, name: &str, event: &ResourceSlice) -> bool {
         let known = self.observed.get(name).and_then(Stored::version);
-        match (known, event.version()) {
+        match (known, stored::version(event)) {
             (Some(known), Some(told)) => told <= known,
             _ => false,
         }

@@ -22,11 +22,14 @@ impl From<ResourceSlice> for Stored {
             // It was JSON a moment ago and becomes the same again.
             json: serde_json::to_vec(&slice).unwrap_or_default().into(),
             generation: slice.spec.pool.generation,
-            version: slice
-                .resource_version()
-                .and_then(|version| version.parse().ok()),
+            version: version(&slice),
         }
     }
+}
+
+/// A slice's `resourceVersion`, where that is a number.
+pub(super) fn version(slice: &ResourceSlice) -> Option<u64> {
+    slice.resource_version()?.parse().ok()
 }
 
 impl Stored {

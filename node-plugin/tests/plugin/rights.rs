@@ -1,26 +1,20 @@
 //! What the plugin's account may do: what the plugin does, and nothing else.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use axum::http::{Method, Request, Response, StatusCode};
 use e2e::control_plane::ControlPlane;
+use e2e::control_plane::recorder::{self, Recorder, Right, right};
 use e2e::kubelet::Kubelet;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
-use k8s_openapi::api::rbac::v1::PolicyRule;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::client::{Body, ClientBuilder};
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, ResourceExt as _};
 use node_plugin::events::NodeEvents;
 use serde_json::{Value, json};
-use tower::{Layer, Service};
 
 use crate::chart::render;
 use crate::node::{TestNode, repository};
@@ -86,136 +80,9 @@ pub(crate) async fn installed() -> String {
     ONE.get_or_init(install).await.clone()
 }
 
-/// A right: API group, resource with subresource, verb.
-type Right = (String, String, String);
-
-fn right(group: &str, resource: &str, verb: &str) -> Right {
-    (group.to_owned(), resource.to_owned(), verb.to_owned())
-}
-
 /// Every right of the chart's roles.
 fn granted() -> BTreeSet<Right> {
-    let rendered = render("x", &[]);
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
-    let mut rights = BTreeSet::new();
-    for document in documents {
-        if !matches!(document["kind"].as_str(), Some("ClusterRole" | "Role")) {
-            continue;
-        }
-        let rules: Vec<PolicyRule> = serde_json::from_value(document["rules"].clone()).unwrap();
-        for rule in rules {
-            assert_eq!(rule.non_resource_urls, None);
-            for group in rule.api_groups.iter().flatten() {
-                for resource in rule.resources.iter().flatten() {
-                    for verb in &rule.verbs {
-                        assert!(![group, resource, verb].iter().any(|part| *part == "*"));
-                        rights.insert(right(group, resource, verb));
-                    }
-                }
-            }
-        }
-    }
-    rights
-}
-
-/// What was asked of the API server, and what it refused.
-#[derive(Debug, Clone, Default)]
-struct Record(Arc<Mutex<(BTreeSet<Right>, Vec<String>)>>);
-
-impl Record {
-    fn note(&self, method: &Method, uri: &str, status: StatusCode) {
-        let mut record = self.0.lock().unwrap();
-        if status == StatusCode::FORBIDDEN {
-            record.1.push(format!("{method} {uri}"));
-            return;
-        }
-        let Some((group, resource, named, watched)) = parts(uri) else {
-            panic!("{method} {uri} is of no resource");
-        };
-        let verb = match (method.as_str(), named) {
-            ("GET", true) => "get",
-            ("GET", false) if watched => "watch",
-            ("GET", false) => "list",
-            ("POST", _) => "create",
-            ("PUT", _) => "update",
-            ("PATCH", _) => "patch",
-            ("DELETE", true) => "delete",
-            ("DELETE", false) => "deletecollection",
-            _ => panic!("{method} {uri}"),
-        };
-        // Server-side apply of an object that was not there needs both.
-        if method == Method::PATCH && status == StatusCode::CREATED {
-            record.0.insert(right(&group, &resource, "create"));
-        }
-        record.0.insert(right(&group, &resource, verb));
-    }
-}
-
-/// Group, resource with subresource, whether one object is named, whether it is a watch.
-fn parts(uri: &str) -> Option<(String, String, bool, bool)> {
-    let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
-    let mut words = path.trim_start_matches('/').split('/');
-    let group = match words.next()? {
-        "api" => "",
-        "apis" => words.next()?,
-        _ => return None,
-    };
-    words.next()?; // The version.
-    let mut words: Vec<&str> = words.collect();
-    if words.first() == Some(&"namespaces") && words.len() > 2 {
-        words.drain(..2);
-    }
-    let mut resource = (*words.first()?).to_owned();
-    if let Some(sub) = words.get(2) {
-        resource = format!("{resource}/{sub}");
-    }
-    let watched = query
-        .split('&')
-        .any(|pair| pair == "watch=true" || pair == "watch=1");
-    Some((group.to_owned(), resource, words.len() > 1, watched))
-}
-
-impl<S> Layer<S> for Record {
-    type Service = Recorded<S>;
-
-    fn layer(&self, inner: S) -> Recorded<S> {
-        let record = self.clone();
-        Recorded { inner, record }
-    }
-}
-
-struct Recorded<S> {
-    inner: S,
-    record: Record,
-}
-
-impl<S, B> Service<Request<Body>> for Recorded<S>
-where
-    S: Service<Request<Body>, Response = Response<B>>,
-    S::Future: Send + 'static,
-    S::Error: 'static,
-    B: 'static,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (method, uri) = (request.method().clone(), request.uri().clone());
-        let uri = uri.path_and_query().unwrap().to_string();
-        let record = self.record.clone();
-        let answer = self.inner.call(request);
-        async move {
-            let answer = answer.await?;
-            record.note(&method, &uri, answer.status());
-            Ok(answer)
-        }
-        .boxed()
-    }
+    recorder::granted(&render("x", &[]), |_| true).unwrap()
 }
 
 /// Rights that no request shows: the API server checks them behind another one.
@@ -226,7 +93,7 @@ async fn the_plugin_uses_every_right_that_the_chart_grants_and_is_refused_none()
     let namespace = installed().await;
     let admin = ControlPlane::shared().unwrap().client().unwrap();
     create_node(&admin, "righteous").await;
-    let record = Record::default();
+    let record = Recorder::default();
     let config = plugin_config(&namespace, Some("righteous")).await;
     let client = ClientBuilder::try_from(config)
         .unwrap()
@@ -260,12 +127,16 @@ async fn the_plugin_uses_every_right_that_the_chart_grants_and_is_refused_none()
     events.warn("Tested", "Test", "This is a test.").await;
     running.stop().await;
 
-    let (mut used, refused) = record.0.lock().unwrap().clone();
+    // The plugin asks for nothing but resources, not even for what the server serves.
+    for asked in record.asked() {
+        asked.rights().unwrap();
+    }
+    let mut used = record.used().unwrap();
     for (behind, verb) in BEHIND {
         used.insert(right("resource.k8s.io", behind, verb));
     }
     let granted = granted();
-    assert_eq!(refused, Vec::<String>::new(), "refused");
+    assert_eq!(record.refused(), Vec::<String>::new(), "refused");
     let unused: Vec<_> = granted.difference(&used).collect();
     assert!(unused.is_empty(), "granted and never used: {unused:?}");
     let missing: Vec<_> = used.difference(&granted).collect();

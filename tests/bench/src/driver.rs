@@ -23,6 +23,8 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
+use crate::topology;
+
 /// Name of the node plugin in tables.
 pub(crate) const OURS: &str = "node-plugin";
 /// Name of the peer in tables.
@@ -150,6 +152,17 @@ impl<'a> Stage<'a> {
         let errors = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{}: {errors}", program.display());
         Ok(folder)
+    }
+
+    /// The two sides on one real node's GPUs: ours, or the peer again as a control, and the peer
+    /// with as many `devices`.
+    pub(crate) async fn kinds(&self, devices: u32) -> Result<[Kind; 2]> {
+        let first = if self.programs.control {
+            Kind::Example(devices)
+        } else {
+            Kind::NodePlugin(self.fake_gpus("gpus", &topology::h100()).await?)
+        };
+        Ok([first, Kind::Example(devices)])
     }
 
     /// Gives a GPU of a running node plugin a critical error.

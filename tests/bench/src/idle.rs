@@ -12,7 +12,6 @@ use crate::allocation;
 use crate::driver::{Driver, Kind, OURS, Programs, Stage};
 use crate::prepare::prepare;
 use crate::report::{Comparison, Figure, Row};
-use crate::topology;
 
 /// Rounds, unless told otherwise.
 const ROUNDS: u32 = 1;
@@ -29,14 +28,10 @@ pub(crate) async fn measure(
     let rounds = rounds.unwrap_or(ROUNDS);
     let stage = Stage::new(programs, work)?;
     let namespace = stage.namespace().await?;
-    let first = if programs.control {
-        Kind::Example(DEVICES)
-    } else {
-        Kind::NodePlugin(stage.fake_gpus("gpus", &topology::h100()).await?)
-    };
+    let [first, second] = stage.kinds(DEVICES).await?;
     let drivers = [
         busy(&stage, &namespace, &first).await?,
-        busy(&stage, &namespace, &Kind::Example(DEVICES)).await?,
+        busy(&stage, &namespace, &second).await?,
     ];
     let mut samples = [Vec::new(), Vec::new()];
     for round in 0..rounds {

@@ -8,10 +8,9 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::allocation;
-use crate::driver::{Driver, Kind, OURS, Programs, Stage};
+use crate::driver::{Driver, OURS, Programs, Stage};
 use crate::prepare::{prepare, unprepare};
 use crate::report::{Comparison, Figure, Row};
-use crate::topology;
 
 /// Rounds, unless told otherwise.
 const ROUNDS: u32 = 5;
@@ -43,12 +42,7 @@ pub(crate) async fn measure(
     let rounds = rounds.unwrap_or(ROUNDS);
     let stage = Stage::new(programs, work)?;
     let namespace = stage.namespace().await?;
-    let first = if programs.control {
-        Kind::Example(DEVICES)
-    } else {
-        Kind::NodePlugin(stage.fake_gpus("gpus", &topology::h100()).await?)
-    };
-    let kinds = [first, Kind::Example(DEVICES)];
+    let kinds = stage.kinds(DEVICES).await?;
     let mut rows: Vec<Row> = MEASURES
         .iter()
         .map(|(what, measure, unit)| Row {

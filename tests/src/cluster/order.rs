@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use inference_api::{InferenceService, InferenceServiceClass};
+use inference_api::{EndpointType, InferenceService, InferenceServiceClass};
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, PostParams};
@@ -67,6 +67,20 @@ impl Order {
             namespace,
             name,
         })
+    }
+
+    /// Waits until its status tells a contract, and gives it.
+    ///
+    /// # Errors
+    /// When it is not told in time.
+    pub async fn contract(&self) -> anyhow::Result<Option<EndpointType>> {
+        let contract = |order: &InferenceService| {
+            let model = order.status.as_ref()?.model.as_ref();
+            model?.endpoint_type
+        };
+        let what = "tell its contract";
+        let told = self.until(what, wait::LONG, |order| contract(order).is_some());
+        Ok(contract(&told.await?))
     }
 
     /// The objects of a kind in the order's namespace.

@@ -349,23 +349,7 @@ async fn an_edit_moves_the_copy_and_a_foreign_object_is_left_alone_a_113() -> Re
         .await?;
     let copy = pod(&corner, "chat", ready(), true).await?;
     corner.reason("chat", "Ready", "Ready").await?;
-    let edit = json!({"spec": {"model": {"huggingFace": {"revision": "main"}}}});
-    corner
-        .api::<InferenceService>()
-        .patch("chat", &PatchParams::default(), &Patch::Merge(&edit))
-        .await?;
-    // The kubelet would end the pod; here its deletion is asked for and seen.
-    let uid = copy.uid();
-    let moved = |p: Option<&Pod>| {
-        p.is_none_or(|p| p.metadata.deletion_timestamp.is_some() || p.uid() != uid)
-    };
-    tokio::time::timeout(
-        std::time::Duration::from_secs(30),
-        await_condition(corner.api::<Pod>(), "chat-0", moved),
-    )
-    .await
-    .context("the copy was not moved")??;
-    Ok(())
+    corner.edit_moves("chat", &copy).await
 }
 
 #[tokio::test]

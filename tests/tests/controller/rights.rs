@@ -9,7 +9,6 @@ use e2e::charts::repository;
 use e2e::control_plane::recorder::{Recorder, Right, granted, right};
 use inference_api::{InferenceService, InferenceServiceClass};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -147,18 +146,7 @@ async fn each_component_uses_every_right_that_the_chart_grants_it_and_is_refused
         .await?;
     let copy = pod(&corner, "chat", ready(), true).await?;
     corner.reason("chat", "Ready", "Ready").await?;
-    let edit = json!({"spec": {"model": {"huggingFace": {"revision": "main"}}}});
-    corner
-        .api::<InferenceService>()
-        .patch("chat", &PatchParams::default(), &Patch::Merge(&edit))
-        .await?;
-    let uid = copy.uid();
-    let moved = |p: Option<&Pod>| {
-        p.is_none_or(|p| p.metadata.deletion_timestamp.is_some() || p.uid() != uid)
-    };
-    tokio::time::timeout(SOON, await_condition(corner.api::<Pod>(), "chat-0", moved))
-        .await
-        .context("the copy was not moved")??;
+    corner.edit_moves("chat", &copy).await?;
 
     // A placement that an edit moves: the workload is raised anew.
     elsewhere(&corner, "grown").await?;

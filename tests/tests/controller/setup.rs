@@ -14,10 +14,10 @@ use controller::run::{Options, run};
 use e2e::control_plane::{ControlPlane, asset};
 use e2e::hub::repository::{Content, Repository};
 use inference_api::InferenceService;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::api::PostParams;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -451,6 +451,24 @@ spec:
                 ))
             }
         }
+    }
+
+    /// Edits an order, and waits until its first copy is moved. The kubelet would end the pod; here
+    /// its deletion is asked for and seen.
+    pub(crate) async fn edit_moves(&self, order: &str, copy: &Pod) -> Result<()> {
+        let edit = json!({"spec": {"model": {"huggingFace": {"revision": "main"}}}});
+        self.api::<InferenceService>()
+            .patch(order, &PatchParams::default(), &Patch::Merge(&edit))
+            .await?;
+        let uid = copy.uid();
+        let moved = |p: Option<&Pod>| {
+            p.is_none_or(|p| p.metadata.deletion_timestamp.is_some() || p.uid() != uid)
+        };
+        let name = format!("{order}-0");
+        tokio::time::timeout(SOON, await_condition(self.api::<Pod>(), &name, moved))
+            .await
+            .context("the copy was not moved")??;
+        Ok(())
     }
 
     /// Waits until an object is as wanted; gives it then.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, ensure};
 use e2e::cluster::devices::{DRIVER, gpu_of, published};
 use e2e::cluster::hub::{SMOLLM, put_repository};
-use e2e::cluster::order::{Order, condition, put_class_of};
+use e2e::cluster::order::{Order, condition, put_class, put_class_of};
 use e2e::cluster::{Cluster, wait};
 use inference_api::{EndpointType, InferenceService, InferenceServiceClass};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -200,17 +200,7 @@ async fn the_list_of_a_class_decides_the_contract_and_embeddings_are_served_a_05
         });
         put_class_of(&cluster.client, &class, spec).await?;
         let order = Order::file(&cluster, &namespace, name, &class, SMOLLM).await?;
-        let told = order
-            .until("tell its contract", wait::LONG, |order| {
-                let model = order
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.model.as_ref());
-                model.is_some_and(|model| model.endpoint_type.is_some())
-            })
-            .await?;
-        let model = told.status.and_then(|status| status.model);
-        let contract = model.and_then(|model| model.endpoint_type);
+        let contract = order.contract().await?;
         ensure!(contract == Some(expected), "{name} is told as {contract:?}");
         if name != "embeddings-only" {
             order.delete().await?;
@@ -282,17 +272,7 @@ async fn a_bare_link_to_an_embeddings_model_is_served_as_chat_where_the_class_pr
         let spec = json!({ "modelPolicy": { "allowedEndpointTypes": contracts } });
         put_class_of(&cluster.client, &class, spec).await?;
         let order = Order::file(&cluster, &namespace, name, &class, "acme/embedder").await?;
-        let told = order
-            .until("tell its contract", wait::LONG, |order| {
-                let model = order
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.model.as_ref());
-                model.is_some_and(|model| model.endpoint_type.is_some())
-            })
-            .await?;
-        let model = told.status.and_then(|status| status.model);
-        let contract = model.and_then(|model| model.endpoint_type);
+        let contract = order.contract().await?;
         ensure!(contract == Some(expected), "{name} is told as {contract:?}");
         // Nobody waits for such a runtime here.
         order.delete().await?;
@@ -376,11 +356,8 @@ async fn a_token_that_is_deleted_is_made_anew_with_the_next_copy_and_the_old_one
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("token").await?;
-    let spec = json!({
-        "modelPolicy": { "allowedEndpointTypes": ["Chat"] },
-        "acceleratorPolicy": { "allowedPlacementTypes": ["WholeDevice"] },
-    });
-    put_class_of(&cluster.client, "e2e-token", spec).await?;
+    let policy = json!({ "allowedPlacementTypes": ["WholeDevice"] });
+    put_class(&cluster.client, "e2e-token", policy).await?;
     let order = Order::file(&cluster, &namespace, "order", "e2e-token", SMOLLM).await?;
     order.ready().await?;
     let old = order.token().await?;

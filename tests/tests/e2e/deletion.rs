@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use e2e::charts::repository;
 use e2e::cluster::hub::SMOLLM;
-use e2e::cluster::order::{Order, put_class_of};
+use e2e::cluster::order::{Order, put_class};
 use e2e::cluster::{Cluster, PLATFORM_NAMESPACE, wait};
 use inference_api::{InferenceService, InferenceServiceClass};
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
@@ -23,11 +23,8 @@ async fn an_order_goes_whole_without_its_class_and_without_a_controller_a_087_a_
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("deletion").await?;
-    let spec = json!({
-        "modelPolicy": { "allowedEndpointTypes": ["Chat"] },
-        "acceleratorPolicy": { "allowedPlacementTypes": ["WholeDevice"] },
-    });
-    put_class_of(&cluster.client, "e2e-going", spec).await?;
+    let policy = json!({ "allowedPlacementTypes": ["WholeDevice"] });
+    put_class(&cluster.client, "e2e-going", policy).await?;
     let order = Order::file(&cluster, &namespace, "order", "e2e-going", SMOLLM).await?;
     order.ready().await?;
 
@@ -54,11 +51,8 @@ async fn the_platform_is_removed_only_when_that_is_confirmed_and_orders_stay_del
     let _gpus = GPUS.lock().await;
     let cluster = Cluster::connect().await?;
     let namespace = cluster.create_namespace("uninstall").await?;
-    let spec = json!({
-        "modelPolicy": { "allowedEndpointTypes": ["Chat"] },
-        "acceleratorPolicy": { "allowedPlacementTypes": ["WholeDevice"] },
-    });
-    put_class_of(&cluster.client, "e2e-remaining", spec).await?;
+    let policy = json!({ "allowedPlacementTypes": ["WholeDevice"] });
+    put_class(&cluster.client, "e2e-remaining", policy).await?;
     let order = Order::file(&cluster, &namespace, "order", "e2e-remaining", SMOLLM).await?;
     order.ready().await?;
     let installed = [
